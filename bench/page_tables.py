@@ -274,7 +274,7 @@ def split_live(run: Run) -> Iterator[str]:
 def split_drafts(run: Run) -> Iterator[str]:
     """Yield other drafts beside the default ones."""
     names = {
-        "confident": "confident, with lookups (default)",
+        "confident": "confident, with lookups",
         "confident, no lookup": "confident, without lookups",
         "layer's drafts of 4": "always 4 tokens of the draft layer",
         "threshold, parallel 3, last": "threshold, drafting while a verdict is out, as in the paper (equations 5 and 6)",
@@ -296,7 +296,7 @@ def split_ablation(run: Run) -> Iterator[str]:
         "SD, PC": ("0.59", "0.59"),
         "SD, PC, PD (HAT)": ("0.59", "0.50"),
     }
-    names = {"default": "default (lookups, confident)", "default, parallel 3": "default, `parallel=3`"}
+    names = {"default": "lookups, confident, `parallel=0`", "default, parallel 3": "lookups, confident, `parallel=3`"}
     rows = []
     for who in (*paper, "HAT, last row only", *names):
         cells = []

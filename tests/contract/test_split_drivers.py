@@ -161,7 +161,7 @@ class Session(Server):
 class Link:
     """The link as a driver on asyncio has it."""
 
-    max_rows, max_positions = 32, 1000
+    max_rows, max_positions, round_trip = 32, 1000, 0.0
 
     def __init__(self, env: Any, scenario: Scenario) -> None:
         self._env, self._scenario = env, scenario

@@ -16,6 +16,7 @@ from streamco.engines.split.draft_layer import CANDIDATES, DraftPart
 from streamco.engines.split.draft_lengths import LONGEST, Confidence, DraftLengths
 from streamco.engines.split.draft_tree import Continuation, DraftTree
 from streamco.engines.split.layers import HeadPart, InputPart
+from streamco.engines.split.parallel_drafting import ParallelDrafting
 from streamco.engines.split.tally import BranchCounts, LookupCounts
 from streamco.errors import ConfigError
 from streamco.policies.drafts.prompt_lookup import Match, PromptLookup
@@ -53,6 +54,8 @@ class DraftOptions(Struct, frozen=True):
             by measured times and acceptance. "threshold" ends it with the first token that is less than 0.6 probable (HAT, equation 5).
             Others, or other numbers of theirs: a ``streamco.policies.window.WindowPolicy``.
         parallel: how many tokens of each position of a draft begin branches, which are drafted while the verdict is out; 0: none are.
+            "auto": three, if the round trip without the server's time holds a draft step, and as long as a tenth of the verdicts match a
+            branch. If fewer do, one round in 16 has branches.
         branches: "ranked" drafts the likeliest verdicts first, and sends a branch's draft only if that is worth more than one from verified
             states. "last" is the paper's rule: branches begin at the draft's last token, and are sent (HAT, section 3.5).
         lookup: if the last tokens have occurred before, in prompt or answer, what followed them is drafted without the draft layer, as long
@@ -64,14 +67,14 @@ class DraftOptions(Struct, frozen=True):
 
     weights: str | Path | None = None
     window: int | Literal["confident", "threshold"] | WindowPolicy = "confident"
-    parallel: int = 0
+    parallel: int | Literal["auto"] = "auto"
     branches: Literal["ranked", "last"] = "ranked"
     lookup: bool = True
 
     def __post_init__(self) -> None:
         _ = self.policy
-        if not 0 <= self.parallel <= CANDIDATES:
-            raise ConfigError(f"drafts: parallel: expected 0 to {CANDIDATES} tokens, got {self.parallel}")
+        if self.parallel != "auto" and not (isinstance(self.parallel, int) and 0 <= self.parallel <= CANDIDATES):
+            raise ConfigError(f'drafts: parallel: expected "auto" or 0 to {CANDIDATES} tokens, got {self.parallel!r}')
         if self.branches not in {"ranked", "last"}:
             raise ConfigError(f'drafts: branches: expected "ranked" or "last", got {self.branches!r}')
 
@@ -132,6 +135,7 @@ class AnswerDrafts:
         parts: the device's input layers and head.
         sequence: sequence id in the layer and in the input layers.
         lengths: says how long drafts are; one for all answers of an engine.
+        parallel: says how many branches are drafted; one for all answers, too.
         options: says which branches are drafted.
 
     Attributes:
@@ -140,12 +144,19 @@ class AnswerDrafts:
     """
 
     def __init__(
-        self, layer: DraftPart, parts: tuple[InputPart, HeadPart], *, sequence: int, lengths: DraftLengths, options: DraftOptions
+        self,
+        layer: DraftPart,
+        parts: tuple[InputPart, HeadPart],
+        *,
+        sequence: int,
+        lengths: DraftLengths,
+        parallel: ParallelDrafting,
+        options: DraftOptions,
     ) -> None:
         self.counts, self.lookups = BranchCounts(), LookupCounts()
         self._lookup = PromptLookup()
         self._tree = DraftTree(layer, parts, sequence=sequence)
-        self._lengths = lengths
+        self._lengths, self._parallel = lengths, parallel
         self._options = options
         self._has_prompt = False
         self._path: Continuation = ()  # the answer's last token and its draft, which are out
@@ -155,6 +166,7 @@ class AnswerDrafts:
         self._sent_at = 0.0
         self._most = 0  # most tokens of a path
         self._plan: Iterator[None] | None = None  # what to draft while the verdict is out; None: no more
+        self._has_branches = False  # the round has begun one
 
     @property
     def has_prompt(self) -> bool:
@@ -224,7 +236,8 @@ class AnswerDrafts:
             if self._lengths.should_end(self._confidences, is_lookup=match is not None):
                 break
         self._most = 1 + most
-        self._plan = self._draft_branches() if self._options.parallel else None
+        branching = self._parallel.tokens(self._lengths.step_seconds)
+        self._plan = self._draft_branches(branching) if branching else None
         self._sent_at = monotonic()
         return list(self._path[1:]), [self._tree.row(self._path[:end]) for end in range(1, len(self._path) + 1)]
 
@@ -232,6 +245,9 @@ class AnswerDrafts:
         """Return True if a branch begins with the answer's last token, and its draft is to be sent as it is."""
         is_hit = self._tree.has_guess(self._path)
         self.counts.hits += is_hit
+        if self._has_branches:
+            self._parallel.record_verdict(is_hit=is_hit)
+        self._has_branches = False
         if not is_hit or not window or not self._is_drafted(self._path):
             return False
         return self._options.branches == "last" or self._lengths.should_send_branch(window)
@@ -289,19 +305,20 @@ class AnswerDrafts:
         if self._plan is not None and next(self._plan, _END) is _END:
             self._plan = None
 
-    def _draft_branches(self) -> Iterator[None]:
-        """Draft branches; each step is one of the draft layer at most, with the row after it."""
+    def _draft_branches(self, tokens: int) -> Iterator[None]:
+        """Draft branches that begin with so many tokens of each position; each step is one of the draft layer at most, with its row."""
         if self._is_branch:
             self._tree.forget_guesses()
         for end in range(1, len(self._path) + 1):
             if not self._tree.has_guess(self._path[:end]):
                 self._tree.guess(self._path[:end])
                 yield
-        for branch in self._rank()[:_MAX_BRANCHES]:
+        for branch in self._rank(tokens)[:_MAX_BRANCHES]:
             path = (*self._path[: 1 + branch.position], branch.token)
             if len(path) > self._most or self._tree.has_guess(path):
                 continue
             self.counts.begun += 1
+            self._has_branches = True
             self._tree.row(path)
             yield
             confidences: list[Confidence] = []
@@ -312,9 +329,9 @@ class AnswerDrafts:
                 if self._lengths.should_end(confidences):
                     break
 
-    def _rank(self) -> list[_Start]:
-        """Return the beginnings of branches, likeliest first."""
-        path, count = self._path, self._options.parallel
+    def _rank(self, count: int) -> list[_Start]:
+        """Return the beginnings of branches, ``count`` at each position at most, likeliest first."""
+        path = self._path
         guesses = [self._tree.guess(path[:end]) for end in range(1, len(path) + 1)]
         if self._options.branches == "last":
             after, last = _Start(len(path) - 1, guesses[-1].ids[0]), guesses[-2] if len(path) > 1 else guesses[-1]

@@ -33,6 +33,7 @@ from streamco.engines.split.draft_layer import DraftPart
 from streamco.engines.split.draft_lengths import DraftLengths
 from streamco.engines.split.drafts import AnswerDrafts, DraftOptions, find_draft_layer
 from streamco.engines.split.layers import HeadPart, InputPart
+from streamco.engines.split.parallel_drafting import ParallelDrafting
 from streamco.engines.threads import budget
 from streamco.errors import ConfigError, EngineError, UsageError
 from streamco.profiles.row_costs import RowCosts
@@ -56,6 +57,11 @@ class ServerFacts(Protocol):
 
     def row_seconds(self, rows: int) -> float:
         """Return by how many seconds a trip of ``rows`` rows is longer than one of a row fewer; 0: not known."""
+        ...
+
+    @property
+    def round_trip(self) -> float:
+        """Seconds of a trip in which the server computes nothing, without the upload; 0: not measured."""
         ...
 
 
@@ -162,6 +168,7 @@ class SplitEngine:
         self.info: ModelInfo = replace(model, context_tokens=limit, layers=layers, has_reasoning=has_reasoning)
         self.link = link(self._input.info, limit)
         self._lengths = None if self.drafts is None else DraftLengths(self.drafts.policy, self.link.row_seconds)
+        self._parallel = None if self.drafts is None else ParallelDrafting(self.drafts.parallel, lambda: self.link.round_trip)
         self._inbox: SimpleQueue[SplitGeneration | _Work | Consumer | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._is_closing = False
@@ -377,9 +384,16 @@ class SplitEngine:
             )
 
     def _drafts_of(self, sequence: int) -> AnswerDrafts | None:
-        if self._layer is None or self.drafts is None or self._lengths is None:
+        if self._layer is None or self.drafts is None or self._lengths is None or self._parallel is None:
             return None
-        return AnswerDrafts(self._layer, (self._input, self._head), sequence=sequence, lengths=self._lengths, options=self.drafts)
+        return AnswerDrafts(
+            self._layer,
+            (self._input, self._head),
+            sequence=sequence,
+            lengths=self._lengths,
+            parallel=self._parallel,
+            options=self.drafts,
+        )
 
     def _guarded(self, generation: SplitGeneration, function: Callable[..., None], *arguments: object) -> None:
         """Call a function of one answer. If it raises, that answer ends with the error, and the others go on."""

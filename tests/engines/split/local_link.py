@@ -92,6 +92,7 @@ class LocalLink:
         self.losses: list[tuple[int, bool]] = []
         self.is_dead = self.dies_after_loss = False
         self.cost = 0.0  # seconds of a row
+        self.round_trip = 0.0  # seconds
         self.is_slow: Callable[[], bool] | None = None  # answers wait while this is true
         self.frames: list[tuple[SendRows, NDArray[np.float32]]] = []
         self.plans: list[tuple[int, int, RowCosts | None]] = []  # what was known

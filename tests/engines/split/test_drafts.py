@@ -16,12 +16,14 @@ from streamco.engines.split.draft_layer import DraftPart
 from streamco.engines.split.draft_lengths import DraftLengths
 from streamco.engines.split.drafts import AnswerDrafts, DraftOptions
 from streamco.engines.split.layers import HeadPart, InputPart
+from streamco.engines.split.parallel_drafting import ParallelDrafting
 from streamco.errors import ConfigError
 from streamco.policies.window import Threshold, WindowPolicy
 from tests.engines.split.scripted_parts import DEPTHS, VOCABULARY, ScriptedHead, ScriptedInput, ScriptedLayer, state_of
 
 PROMPT = [3, 1, 4]
 Branches = Literal["ranked", "last"]
+Parallel = int | Literal["auto"]
 
 
 class Made(NamedTuple):
@@ -41,9 +43,10 @@ class Conversation:
         seed: int,
         *,
         window: int | WindowPolicy = 3,
-        parallel: int = 3,
+        parallel: Parallel = 3,
         branches: Branches = "ranked",
         lookup: bool = True,
+        round_trip: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.text, self.rng = text, Random(seed)
         self.tokens = list(PROMPT)
@@ -54,7 +57,14 @@ class Conversation:
         self.options = DraftOptions(Path("x"), window=window, parallel=parallel, branches=branches, lookup=lookup)
         self.lengths = DraftLengths(self.options.policy, lambda _rows: 0.0)
         parts = cast("tuple[InputPart, HeadPart]", (self.input, ScriptedHead()))
-        self.drafts = AnswerDrafts(cast(DraftPart, self.layer), parts, sequence=0, lengths=self.lengths, options=self.options)
+        self.drafts = AnswerDrafts(
+            cast(DraftPart, self.layer),
+            parts,
+            sequence=0,
+            lengths=self.lengths,
+            parallel=ParallelDrafting(parallel, round_trip),
+            options=self.options,
+        )
         prompt = self.input.run(ScriptedHead().embed(PROMPT), 0)
         self.rows = list(prompt)
         self.drafts.record(prompt, deep_of(PROMPT)[-1:], 0)
@@ -105,11 +115,12 @@ texts = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=24)
 windows = st.sampled_from([1, 3, 5, Threshold(0.3, 6)])
 
 
-@given(texts, st.integers(0, 2**32), windows, st.integers(0, 8), st.sampled_from(["ranked", "last"]))
+@given(texts, st.integers(0, 2**32), windows, st.sampled_from(["auto", *range(9)]), st.sampled_from(["ranked", "last"]))
 def test_whatever_is_drafted_rows_and_memories_are_those_of_the_text(
-    text: list[int], seed: int, window: int | WindowPolicy, parallel: int, branches: Branches
+    text: list[int], seed: int, window: int | WindowPolicy, parallel: Parallel, branches: Branches
 ) -> None:
-    talk = Conversation(text, seed, window=window, parallel=parallel, branches=branches)
+    trips = Random(seed)
+    talk = Conversation(text, seed, window=window, parallel=parallel, branches=branches, round_trip=lambda: trips.choice([0.0, 1.0]))
     while len(talk.made) < len(text):
         talk.round(lambda: talk.rng.choice([0, 1, 2, 5, 40]))
         talk.check_memory()
@@ -170,6 +181,27 @@ def test_a_verdict_that_was_foreseen_saves_rows(branches: Branches) -> None:
         rows[parallel] = sum(made.rows for made in rounds) / len(rounds)
         assert (talk.drafts.counts.hits > 30) is (talk.drafts.counts.begun > 30) is (parallel > 0)
     assert rows[6] < 0.8 * rows[0]
+
+
+@pytest.mark.parametrize(("round_trip", "has_branches"), [(0.0, False), (10.0, True)])
+def test_by_default_branches_are_drafted_while_the_link_is_idle(round_trip: float, *, has_branches: bool) -> None:
+    talk = Conversation(LONG, 1, window=2, parallel="auto", round_trip=lambda: round_trip)
+    while len(talk.made) < len(LONG):
+        talk.round()
+    assert talk.made == LONG
+    assert (talk.drafts.counts.hits > 30) is (talk.drafts.counts.begun > 30) is has_branches
+    assert bool(talk.drafts.counts.begun) is has_branches
+
+
+def test_branches_that_match_no_verdict_are_drafted_now_and_then_only() -> None:
+    talk = Conversation(LONG, 1, window=2, parallel="auto", lookup=False, round_trip=lambda: 10.0)
+    rounds = 0
+    while len(talk.made) < len(LONG):
+        talk.round(lambda: 2)  # enough to begin a branch, and not to draft it
+        rounds += 1
+    counts = talk.drafts.counts
+    assert counts.hits < 0.1 * rounds
+    assert 16 <= counts.begun < 0.5 * rounds
 
 
 def test_the_papers_branches_are_sent_without_computing_anything() -> None:
@@ -244,7 +276,7 @@ def test_what_a_round_keeps_is_bounded() -> None:
         assert len(talk.drafts._tree._guesses) <= 16 * 17
 
 
-@pytest.mark.parametrize("wrong", [{"parallel": -1}, {"parallel": 9}, {"branches": "all"}])
+@pytest.mark.parametrize("wrong", [{"parallel": -1}, {"parallel": 9}, {"parallel": "always"}, {"branches": "all"}])
 def test_branches_that_can_not_be_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"drafts: (parallel|branches): expected"):
         DraftOptions(Path("x"), **wrong)

@@ -336,17 +336,21 @@ def test_weights_that_are_not_given_are_the_packaged_ones(files: PartFiles, monk
         Split(files, drafts=DraftOptions(window=2))
 
 
-def branching(files: PartFiles, *, branches: Literal["ranked", "last"]) -> Split:
-    """A split engine whose verdicts come when it has nothing more to draft."""
-    split = Split(files, drafts=DraftOptions(packaged(files), window=3, parallel=3, branches=branches))
+def branching(files: PartFiles, *, branches: Literal["ranked", "last"], parallel: int | Literal["auto"] = 3) -> Split:
+    """A split engine whose verdicts come when it has nothing more to draft, over a link that takes long."""
+    split = Split(files, drafts=DraftOptions(packaged(files), window=3, parallel=parallel, branches=branches))
+    split.link.round_trip = 60.0
     running = split.engine._running
     split.link.is_slow = lambda: any(answer.can_predraft for answer in [*running.values()])
     return split
 
 
 @pytest.mark.parametrize("branches", ["ranked", "last"])
-def test_branches_change_no_token(files: PartFiles, whole: LlamaEngine, branches: Literal["ranked", "last"]) -> None:
-    split = branching(files, branches=branches)
+@pytest.mark.parametrize("parallel", [3, "auto"])
+def test_branches_change_no_token(
+    files: PartFiles, whole: LlamaEngine, branches: Literal["ranked", "last"], parallel: int | Literal["auto"]
+) -> None:
+    split = branching(files, branches=branches, parallel=parallel)
     length = len(chat_ids(split.engine, [{"role": "user", "content": PROMPTS[0]}]))
     split.link.losses = [(length + 3, True), (length + 9, False)]
     for prompt in PROMPTS[:2]:
@@ -357,8 +361,9 @@ def test_branches_change_no_token(files: PartFiles, whole: LlamaEngine, branches
     split.close()
 
 
-def test_answers_at_the_same_time_do_not_mix_their_branches(files: PartFiles, whole: LlamaEngine) -> None:
-    split = branching(files, branches="ranked")
+@pytest.mark.parametrize("parallel", [3, "auto"])
+def test_answers_at_the_same_time_do_not_mix_their_branches(files: PartFiles, whole: LlamaEngine, parallel: int | Literal["auto"]) -> None:
+    split = branching(files, branches="ranked", parallel=parallel)
     found = answer_together(split.engine, PROMPTS[:2])
     assert [made for made, _ in found] == [answer(whole, prompt)[1] for prompt in PROMPTS[:2]]
     assert all(tally.branches.begun > 0 for _, tally in found)

@@ -1,0 +1,58 @@
+"""Whether a device drafts on while a verdict is out (HAT, section 3.5). Belongs to the engine's thread.
+
+The paper always does, on a device whose processor is idle until the verdict comes. But a server on the same machine computes with that
+processor. The part of the wait that the link takes is idle in any case, so branches need a link that takes at least one draft step. And
+they must match verdicts now and then: a device has other uses for its processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from streamco.core.speculation.averages import DecayedRatio
+
+__all__ = ["ParallelDrafting"]
+
+_TOKENS = 3  # of each position; docs/research/split.md has what they bring
+_ENOUGH = 16  # rounds with branches, before which nothing is said against them
+_FEWEST_HITS = 0.1  # of the verdicts on rounds with branches
+_PROBE = 16  # rounds, of which one has branches if they are seldom right
+_MEMORY = 0.98  # weight of a round after the next one
+
+
+class ParallelDrafting:
+    """How many branches begin at each position of a draft, in all answers of an engine.
+
+    Args:
+        tokens: tokens of each position that begin branches, from 0 on; "auto": three, in rounds in which that is worth it.
+        round_trip: returns the seconds of a wait for a verdict in which the server computes nothing; 0: not measured.
+    """
+
+    def __init__(self, tokens: int | Literal["auto"], round_trip: Callable[[], float]) -> None:
+        self._tokens: int | Literal["auto"] = tokens
+        self._round_trip = round_trip
+        self._hits = DecayedRatio(_MEMORY)
+        self._rounds = 0  # with branches
+        self._skipped = 0  # rounds in a row
+
+    def tokens(self, step_seconds: float) -> int:
+        """Return how many tokens of each position begin branches in the next round; 0: no branches are drafted.
+
+        Args:
+            step_seconds: time of a draft step; 0: not known.
+        """
+        if self._tokens != "auto":
+            return self._tokens
+        if not 0.0 < step_seconds <= self._round_trip():
+            return 0
+        if self._rounds >= _ENOUGH and self._hits.value < _FEWEST_HITS:
+            self._skipped = (self._skipped + 1) % _PROBE
+            return 0 if self._skipped else _TOKENS
+        self._skipped = 0
+        return _TOKENS
+
+    def record_verdict(self, *, is_hit: bool) -> None:
+        """Record whether the verdict on a round with branches matched one of them."""
+        self._rounds += 1
+        self._hits.record(float(is_hit))
