@@ -111,7 +111,7 @@ def _show(options: argparse.Namespace) -> None:
 def _format_task(task: str, recorded: Sequence[Mapping[str, Result]], options: argparse.Namespace) -> str:
     results = with_whole_answers(recorded, options.budgets)
     answers = [Cell("answers", budget).name for budget in options.budgets]
-    found = qualities(results, [*(name for name in recorded[0] if all(name in each for each in recorded)), *answers])
+    found = qualities(results, [*recorded[0], *answers])
     if options.json:
         return "\n".join(json.dumps({"task": task, "questions": len(results), **quality.row()}) for quality in found)
     head = ["", "score", "less the device's", "times the device's", "less confidence's", "server's tokens", "sent"]

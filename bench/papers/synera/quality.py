@@ -60,9 +60,10 @@ def qualities(results: Results, names: Sequence[str]) -> list[Quality]:
 
     Args:
         results: every contender's result for each question.
-        names: contenders; ``device`` has to be among the results.
+        names: contenders; ``device`` has to be among the results. One that has not answered all questions is left out.
     """
-    order = list(dict.fromkeys([*names, "device", *results[0]]))
+    order = [name for name in dict.fromkeys([*names, "device", *results[0]]) if all(name in each for each in results)]
+    names = [name for name in names if name in order]
     drawn = dict(zip(order, resample([[each[name].score for each in results] for name in order]), strict=True))
     device, found = drawn["device"], []
     for name in names:
