@@ -43,6 +43,7 @@ ON_REQUEST = (  # need an environment of their own, models or a GPU
     "row_costs",
     "row_formats",
     "load_tool",
+    "servers",
 )
 
 

@@ -1,0 +1,150 @@
+"""What does the default client find out about real servers by itself, and do answers go on at them and from them?
+
+The packaged model is the device and each server's model. No server is named, declared or probed: the client asks it in the background what
+it is. Then answers are broken off after a random number of tokens at the device, and as many at the server. Greedy; a server that rounds
+otherwise than the device may choose another word of two that are nearly as likely, so a text may differ although nothing was lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import AsyncExitStack, ExitStack
+from typing import Any
+
+import streamco
+from bench.report import Row, add_arguments, emit
+from streamco.endpoints.base import Capabilities, EndpointStream, Request
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.engines.base import EngineOptions
+from streamco.errors import AllEndpointsFailed, EndpointConnectError, EndpointError
+from streamco.events import TokensReceived
+from streamco.testing.server_process import running_server
+from tests.support.peer_servers import running_peer
+from tests.vllm.server import VLLM, running_vllm
+
+__all__ = ["main"]
+
+BENCH = "servers"
+MODEL = "smollm2"
+TOKENS = 24
+PROMPTS = (
+    "List three colours.",
+    "Write a Python function that adds two numbers.",
+    "What is the capital of France?",
+    "Tell me about the sea.",
+)
+
+
+class _Breaking:
+    """An endpoint that fails after some tokens of an answer that it has begun, if told so."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.after: int | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        found: Capabilities = self.inner.capabilities
+        return found
+
+    def open(self, request: Request) -> EndpointStream:
+        stream: EndpointStream = self.inner.open(request)
+        if self.after is None or request.partial is not None:
+            return stream
+        broken: Any = _BreakingStream(stream, self.after, self.inner.name)
+        return broken  # type: ignore[no-any-return]
+
+
+class _BreakingStream:
+    def __init__(self, inner: EndpointStream, left: int, name: str) -> None:
+        self._inner, self._left, self._name = inner, left, name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def receive(self) -> Any:
+        if self._left <= 0:
+            await self._inner.cancel()
+            raise EndpointConnectError("broken off by the bench", endpoint=self._name)
+        event = await self._inner.receive()
+        if isinstance(event, TokensReceived):
+            self._left -= event.tokens
+        return event
+
+
+async def _measure(name: str, url: str, cuts: int) -> list[Row]:
+    options = EngineOptions(context_tokens=512, threads=1, max_sequences=2)
+    device = _Breaking(DeviceEndpoint(streamco.packaged_model(), options=options))
+    server = _Breaking(streamco.OpenAIEndpoint(MODEL, base_url=url, name="server"))
+    rng, counted = random.Random(7), {}
+    async with streamco.Client(device, server, budget=1.0) as client:
+        for way, broken, policy in (("to the device", server, "server-first"), ("to the server", device, "device-first")):
+            asking = client.with_options(mode=streamco.Race(policy=policy))
+            counted[way] = await _cut(asking, broken, cuts, rng)
+    found = f"{name}: found as {server.inner.provider}, goes on by {server.capabilities.continuation}"
+    return [
+        Row(BENCH, f"{found}; {way}", name, metric, "answers", value, value, value)
+        for way, figures in counted.items()
+        for metric, value in figures.items()
+    ]
+
+
+async def _cut(client: streamco.Client, broken: _Breaking, cuts: int, rng: random.Random) -> dict[str, float]:
+    figures = dict.fromkeys(("handed over", "of these the same text", "ended before", "failed"), 0.0)
+    for number in range(cuts):
+        prompt = PROMPTS[number % len(PROMPTS)]
+        broken.after = None
+        whole, _ = await _answer(client, prompt)
+        broken.after = rng.randint(1, TOKENS - 4)
+        try:
+            text, has_moved = await _answer(client, prompt)
+        except (EndpointError, AllEndpointsFailed):
+            figures["failed"] += 1
+            continue
+        figures["handed over" if has_moved else "ended before"] += 1
+        figures["of these the same text"] += has_moved and text == whole
+    return figures
+
+
+async def _answer(client: streamco.Client, prompt: str) -> tuple[str, bool]:
+    stream = client.stream(prompt, max_tokens=TOKENS, temperature=0)
+    text = "".join([token.text async for token in stream])
+    return text, bool(stream.report.hand_overs)
+
+
+async def _run(cuts: int, wanted: list[str]) -> list[Row]:
+    rows: list[Row] = []
+    peers: dict[str, Callable[[ExitStack], str]] = {
+        "llama.cpp's server": lambda stack: stack.enter_context(running_peer("xllamacpp")),
+        "llama-cpp-python": lambda stack: stack.enter_context(running_peer("llama-cpp-python")),
+        "vLLM": lambda stack: stack.enter_context(running_vllm()).url,
+    }
+    if "streamco serve" in wanted:
+        model = ("--model", str(streamco.packaged_model()), "--model-name", MODEL, "--threads", "1")
+        async with AsyncExitStack() as stack:
+            rows += await _measure("streamco serve", await stack.enter_async_context(running_server("--port", "0", *model)), cuts)
+    for name, start in peers.items():
+        if name in wanted and (name != "vLLM" or VLLM.exists()):
+            with ExitStack() as stack:
+                rows += await _measure(name, await asyncio.to_thread(start, stack), cuts)
+    return rows
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser)
+    names = ["streamco serve", "llama.cpp's server", "llama-cpp-python", "vLLM"]
+    parser.add_argument("--servers", nargs="+", choices=names, default=names, help="vLLM needs the environment of make vllm")
+    options = parser.parse_args()
+    emit(asyncio.run(_run(4 if options.quick else 24, options.servers[:1] if options.quick else options.servers)), options.json)
+
+
+if __name__ == "__main__":
+    main()
