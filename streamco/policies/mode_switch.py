@@ -267,7 +267,8 @@ class ModeSwitch:
         if rates.speculative <= 0.0:
             self._is_drafting = False
             return self._vote("remote", at_once=True)
-        self._worst = max(0.0, round_seconds(conditions, is_parallel=False) - conditions.remote_step)
+        energy = conditions.window * conditions.energy
+        self._worst = max(0.0, round_seconds(conditions, is_parallel=False) + energy - conditions.remote_step)
         was_drafting = self.mode == "speculate" and not self._is_new
         least = rates.remote * (1.0 - _DOUBT) if self._is_drafting else rates.remote
         pays = (policy_decides or rates.speculative > least) and not is_fused(conditions.window if window is None else window)
@@ -289,7 +290,7 @@ class ModeSwitch:
         may_fail = debt <= _TRIED * self._worst
         return may_fail and debt + opening + way_back <= max(_TRIED_STEPS * conditions.remote_step, self._worst + way_back)
 
-    def record(self, mode: Mode, *, seconds: float, tokens: int, remote_step: float, is_return: bool = False) -> None:
+    def record(self, mode: Mode, *, seconds: float, tokens: int, remote_step: float, energy: float = 0.0, is_return: bool = False) -> None:
         """Record a round, or some tokens that one side generated alone.
 
         Args:
@@ -297,13 +298,14 @@ class ModeSwitch:
             seconds: time that they took, the change of modes included.
             tokens: number of tokens.
             remote_step: seconds between two tokens of a plain remote stream in that time.
+            energy: seconds that the energy of what was drafted is worth; they are lost like others.
             is_return: it was the wait for the stream after drafting, which is no stall however long it takes.
         """
         self.seconds += seconds
         lost = 0.0
         if mode == "speculate":
             self.probes += self._is_probe and tokens > 0
-            lost = seconds - tokens * remote_step
+            lost = seconds + energy - tokens * remote_step
         counted = lost if is_return else min(lost, max(self._most_paid, _MOST_ROUNDS * remote_step))
         self.lost_seconds += lost
         self._debt = max(-self._most_paid, self._debt + counted - _LOSS * seconds)

@@ -237,8 +237,8 @@ def schedule_branches(
     With more branches one is adopted more often, but a step of a larger batch takes longer, so each branch has fewer tokens when the
     verdict comes. An adopted branch saves the steps that were made, up to the next window. The plan maximises the mean of that. A draft
     that is sent ahead saves more: the time between its end and the verdict, up to a round trip. So the likeliest branch may be drafted
-    before all others. What the energy of the drafted tokens is worth to the user is taken off, so that a branch that is hardly ever adopted
-    isn't drafted.
+    before all others. What the energy of tokens that are dropped is worth to the user is taken off, so that a branch that is hardly ever
+    adopted isn't drafted.
 
     Args:
         branches: likeliest first (``rank_branches``).
@@ -257,11 +257,14 @@ def schedule_branches(
     allowed = branches[: len(step_times)]
     best, most = PreDraft(), 0.0
     if energy:
-        allowed = [branch for branch in allowed if branch.probability * step_times[0] > energy]
+        ahead = max_ahead if rtt > 0.0 else 0
+        worth = [branch.probability * step_times[0] > (1.0 - branch.probability) * energy for branch in allowed]
+        allowed = [branch for place, branch in enumerate(allowed) if place < ahead or worth[place]]
     for first_width, width in product((0, 1) if max_ahead and rtt > 0.0 else (0,), range(1, len(allowed) + 1)):
         sizes = chain((first_width,) if first_width else (), repeat(width))
         steps, left = _steps(len(allowed), sizes, seconds, step_times, window)
-        saved = sum(branch.probability * made for branch, made in zip(allowed, steps, strict=False)) - sum(steps) * energy / step_times[0]
+        dropped = sum((1.0 - branch.probability) * made for branch, made in zip(allowed, steps, strict=False))
+        saved = sum(branch.probability * made for branch, made in zip(allowed, steps, strict=False)) - dropped * energy / step_times[0]
         spared = zip(allowed[:max_ahead], left, strict=False)
         saved += sum(branch.probability * min(rtt, time) for branch, time in spared) / step_times[0]
         if saved > most + 1e-12:

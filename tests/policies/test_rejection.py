@@ -237,9 +237,14 @@ def test_where_drafts_are_sent_ahead_the_likeliest_branch_may_come_first() -> No
 
 
 def test_a_branch_is_drafted_if_its_chance_is_worth_its_energy() -> None:
-    plans = [schedule_branches(BRANCHES, seconds=0.1, step_times=[0.02] * 4, window=4, energy=each) for each in (0.0, 0.003, 0.005, 0.01)]
-    assert [len(plan.branches) for plan in plans] == [4, 2, 1, 0]
-    assert plans[2] == PreDraft((BRANCHES[0],), 4)
+    def plan(energy: float, chance: float = 0.4) -> PreDraft:
+        branches = [Branch(4, None, chance), *BRANCHES[1:]]
+        return schedule_branches(branches, seconds=0.1, step_times=[0.02] * 4, window=4, energy=energy)
+
+    assert [len(plan(energy).branches) for energy in (0.0, 0.002, 0.004, 0.01, 0.02)] == [4, 3, 2, 1, 0]
+    assert plan(0.02, chance=0.95) == PreDraft((Branch(4, None, 0.95),), 4), "an adopted token would be drafted in any case"
+    first = schedule_branches(BRANCHES, seconds=0.2, step_times=[0.02] * 4, window=4, energy=0.02, rtt=0.1, max_ahead=1)
+    assert first.branches[:1] == (BRANCHES[0],), "sent ahead, it saves part of a round trip"
 
 
 def test_without_time_for_a_step_nothing_is_drafted() -> None:

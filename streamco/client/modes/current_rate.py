@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
+import sys
 from collections.abc import Callable
 
 from msgspec import Struct
@@ -38,7 +38,7 @@ class RateName(Struct, frozen=True):
         Raises:
             ConfigError: it is none.
         """
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not (math.isfinite(rate) and rate >= 0):
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= sys.float_info.max:
             raise ConfigError(f"{self.mode}: {self.setting}: expected {self.unit}, 0 or more, or a function, got {rate!r}")
         return float(rate)
 

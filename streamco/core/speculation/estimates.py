@@ -250,6 +250,12 @@ class SpeculationEstimates:
         """Share of rounds that are expected to begin with an adopted branch, at the present acceptance rate; None: none was measured."""
         return self._rounds.hit_rate.at(self.acceptance) if self._rounds.hit_rate.is_measured else None
 
+    @property
+    def round_energy(self) -> float:
+        """Seconds that the energy of the tokens that are drafted in a round is worth."""
+        known = self.conditions()
+        return known.energy * max(float(known.window), known.drafted or 0.0)
+
     # Windows
 
     @property
@@ -364,8 +370,8 @@ class SpeculationEstimates:
             adopted=self._rounds.adopted.value if self._rounds.adopted.events else None,
             budget=min(1.0, max(0.01, self.steering.budget)),
             round_tokens=min(window + 1.0, expected_tokens(self.acceptance, window) * self._rounds.gain.value),
-            energy=self.energy,
-            drafted=self._rounds.drafted.value if self._rounds.drafted.events else None,
+            energy=self.energy if self.is_lossless else 0.0,  # else the device writes in any case
+            drafted=self._rounds.drafted.value if self.is_lossless and self._rounds.drafted.events else None,
         )
 
     def conditions_of(self, draft: Sequence[DraftToken], *, leaves_stream: bool = False) -> RoundConditions:

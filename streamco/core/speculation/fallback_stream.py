@@ -128,7 +128,8 @@ class TimeAccount:
         seconds = self._lap(now)
         if not self._has_begun:
             seconds = min(seconds, round_seconds(self._estimates.conditions(), is_parallel=False))
-        self._estimates.switch.record("speculate", seconds=seconds, tokens=tokens, remote_step=self._estimates.remote_step)
+        step, energy = self._estimates.remote_step, self._estimates.round_energy
+        self._estimates.switch.record("speculate", seconds=seconds, tokens=tokens, remote_step=step, energy=energy)
         self._estimates.record_drafted(tokens)
         self._has_begun = True
 

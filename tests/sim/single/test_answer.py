@@ -15,6 +15,7 @@ from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import CloseRemote, OpenRemote, ReaderCaughtUp, ReaderFellBehind, SpeculationCommand, SpeculationEvent
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.speculation.prior import EstimatesPrior
+from streamco.policies.learned_window import Adaptive
 from streamco.policies.mode_switch import Predicted
 from streamco.policies.window import Dynamic, Static, WindowPolicy
 from streamco.sim.driver import call_at
@@ -306,6 +307,19 @@ def test_energy_that_is_worth_something_saves_drafted_tokens_and_much_of_it_ends
         tokens.append(outcome.ids)
     assert tokens[0] == tokens[1] == tokens[2]
     assert drafted[0] > 1.5 * drafted[1] > 30 * drafted[2]
+
+
+def test_what_drafting_saves_in_time_does_not_pay_for_energy_that_is_worth_more() -> None:
+    target, draft = scripted(0.8, 256)
+    pair = SpeculationEstimates(window=Adaptive(), prior=EstimatesPrior(remote_step=0.06, wait=0.09, step_times=(0.01,) * 6))
+    pair.energy = 3600.0
+    device, options = DraftingDevice(model=draft, step_times=(0.01,) * 6), SpeculationMachineOptions(max_tokens=256, max_ahead=3)
+    drafted = 0
+    for seed in range(12):
+        outcome = simulate_answer(pair, options, device, VerifyingServer(model=target, step=0.06), FaultyLink(rtt=0.03), seed=seed)
+        assert outcome is not None
+        drafted += outcome.report.drafted
+    assert drafted < 100, "some beside the stream, to know the acceptance"
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from streamco.client.answer_log import describe_error
 from streamco.client.modes.base import AskedAnswer, EndedAnswer, ModeContext, Obstacle, Planner, Prepared, values_of
-from streamco.client.modes.current_rate import CurrentRate
+from streamco.client.modes.current_rate import CurrentRate, RateSetting
 from streamco.client.modes.notes import note_unpaced
 from streamco.client.modes.speculation.driver import DrafterLike, EmitEvent, SpeculationDriver
 from streamco.client.modes.speculation.eligibility import acceptance_rule, resolve_sampling, why_not_speculable
@@ -126,8 +126,7 @@ class SpeculationPlanner(Planner):
             self.estimates = same.estimates
         else:
             self.estimates = self.options.estimates(self.budget, None if known is None else known.estimates)
-        worth = self.options.joules_per_second_saved
-        self._worth = None if worth is None else CurrentRate(worth, SECOND, now=monotonic())
+        self._worth = _worth(self.options.joules_per_second_saved, known)
         seed = SystemRandom().getrandbits(64) if context.seed is None else context.seed
         self._seed: int = (seed if known is None else known._seed) + bool(context.known)  # as other draws than the first client's
         self._numbers = count(1)
@@ -256,8 +255,9 @@ class SpeculationPlanner(Planner):
         """Return the seconds that the energy of a drafted token is worth; 0: energy doesn't count."""
         if self._worth is None or self.options.is_lookup:
             return 0.0
-        joules = asked.settings.planner.costs()(self.binding.device, 0, 1, 0).device_joules or 0.0
-        rate = self._worth.read(now=monotonic())
+        joules, rate = asked.settings.planner.costs()(self.binding.device, 0, 1, 0).device_joules, self._worth.read(now=monotonic())
+        if not joules:  # the model's shape isn't known
+            return 0.0
         return min(_MOST_WORTH, joules / rate) if rate else _MOST_WORTH
 
     # After an answer
@@ -512,6 +512,15 @@ def names_of(device: Endpoint, verifier: Verifier) -> dict[Origin, str]:
     """Return the name of the endpoint that makes the tokens of each origin."""
     names: dict[Origin, str] = dict.fromkeys(("draft", "accepted", "device"), device.name)
     return names | dict.fromkeys(("corrected", "bonus", "remote"), verifier.name)
+
+
+def _worth(setting: RateSetting | None, known: SpeculationPlanner | None) -> CurrentRate | None:
+    """Return what a second is worth; clients of one device share it, so that a function is asked no more often."""
+    if setting is None:
+        return None
+    if known is not None and known.options.joules_per_second_saved == setting and known._worth is not None:
+        return known._worth
+    return CurrentRate(setting, SECOND, now=monotonic())
 
 
 def _opener(
