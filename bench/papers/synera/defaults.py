@@ -1,7 +1,8 @@
 """Which contender has the highest score for as many tokens of the server: what the live client's default is chosen by.
 
 A contender's score between its budgets is on straight lines through (server's tokens for each of an answer, score): from the device alone,
-which costs none, through its cells. Questions are drawn again with replacement, the same for all contenders, task by task.
+which costs none, through its cells, to the server alone, which costs one. Questions are drawn again with replacement, the same for all
+contenders, task by task.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def compare(tasks: Mapping[str, Results], first: Sequence[str], second: Sequence
 
     Args:
         tasks: results of each task's questions.
-        first, second: the cells of each contender, cheapest first, such as ``["device", "hybrid 0.2", "hybrid 0.5"]``.
+        first, second: the cells of each contender, cheapest first, such as ``["device", "hybrid 0.2", "hybrid 0.5", "server"]``.
         shares: tokens of the server for each of an answer.
     """
     rng = np.random.default_rng(1)
@@ -86,7 +87,8 @@ def _curve(results: Results, names: Sequence[str], weights: Floats) -> tuple[lis
     costs, scores = [], []
     for name in names:
         tokens = weights @ np.array([each[name].tokens for each in results], dtype=np.float64)
-        server = weights @ np.array([each[name].server_tokens for each in results], dtype=np.float64)
+        computed = [each[name].tokens if name == "server" else each[name].server_tokens for each in results]
+        server = weights @ np.array(computed, dtype=np.float64)
         costs.append(server / tokens)
         scores.append(weights @ np.array([each[name].score for each in results]) / weights.sum(axis=1))
     return costs, scores
@@ -97,7 +99,7 @@ def default_lines(tasks: Mapping[str, Results], budgets: Sequence[float]) -> Ite
     yield f"| single tokens (`{_DEFAULT}`) less | questions | at {_SHARES[0]:g} of the server's tokens | at {_SHARES[1]:g} |"
     yield "|---|---|---|---|"
     for other in _OTHERS:
-        first, second = (["device", *(f"{rule} {budget:g}" for budget in budgets)] for rule in (_DEFAULT, other))
+        first, second = (["device", *(f"{rule} {budget:g}" for budget in budgets), "server"] for rule in (_DEFAULT, other))
         both = {task: [each for each in results if {*first, *second} <= {*each}] for task, results in tasks.items()}
         both = {task: results for task, results in both.items() if results}
         if both:

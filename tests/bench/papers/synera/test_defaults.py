@@ -15,6 +15,7 @@ def question(score: float, *, cheap: float = 0.5) -> dict[str, Result]:
     """Single tokens score this at 4 tokens of the server, chunks half of it at 6."""
     return {
         "device": DEVICE,
+        "server": Result(score=score, tokens=10, server_tokens=20),
         "hybrid 0.2": Result(score=score * cheap, tokens=10, server_tokens=2),
         "hybrid 0.5": Result(score=score, tokens=10, server_tokens=8),
         "confidence 0.2": Result(score=score * cheap / 2, tokens=10, server_tokens=2),
@@ -29,7 +30,7 @@ def test_a_score_is_on_the_line_between_two_cells() -> None:
 
 def test_the_same_questions_are_drawn_for_both() -> None:
     tasks = {"a": [question(1.0), question(0.0), question(0.5)], "b": [question(1.0)] * 3}
-    hybrid, chunks = (["device", f"{rule} 0.2", f"{rule} 0.5"] for rule in ("hybrid", "confidence"))
+    hybrid, chunks = (["device", f"{rule} 0.2", f"{rule} 0.5", "server"] for rule in ("hybrid", "confidence"))
     found = {each.task: each for each in compare(tasks, hybrid, chunks, [0.5])}
     assert found["a"].gain.value == pytest.approx(0.5 * 0.375)
     assert found["b"].gain == pytest.approx((0.375, 0.375, 0.375))
