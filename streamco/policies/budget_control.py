@@ -18,8 +18,8 @@ prompts, the higher of
 
 As soon as the last 16 prompts are shorter, it is only the mean of those. ``floor=1`` makes the window rule certain as well.
 
-*Credit*: a start that is worth it now may exceed each of these bounds by up to ``burst`` tokens, and by no more than 32 mean prompts, so that
-a crowd of short prompts doesn't use the server for long. What is borrowed is paid back by itself,
+*Credit*: a start that is worth it now may exceed each of these bounds by up to ``burst`` tokens, and by no more than 32 mean prompts, so
+that a crowd of short prompts doesn't use the server for long. What is borrowed is paid back by itself,
 because starts without credit wait until the bounds hold again. So nothing more than the burst is ever owed, and under lasting load the
 budget wins.
 
@@ -136,7 +136,7 @@ class BudgetSteering:
         """
         if self.budget <= 0.0 or self.budget >= 1.0:
             return self.budget >= 1.0
-        credit = min(self.burst, round(_MOST_BORROWED * self._traffic.mean_with(tokens))) if on_credit else 0
+        credit = min(self.burst, max(tokens, round(_MOST_BORROWED * self._traffic.recent_mean(tokens)))) if on_credit else 0
         spent = self.spent_tokens + self._reserved + tokens
         seen = self.tokens + tokens
         rate = self.budget + _TOTAL_SLACK
@@ -291,13 +291,13 @@ class _Traffic:
         if self._stale >= _REFRESH or len(self._lengths) < _REFRESH:
             self._refresh()
 
-    def mean_with(self, tokens: int) -> float:
-        """Return the mean of the last 16 prompts and of one of ``tokens``."""
-        return (self._recent_sum + tokens) / (len(self._recent) + 1)
+    def recent_mean(self, tokens: int) -> float:
+        """Return the mean of the last 16 prompts; before the first one, ``tokens``."""
+        return self._recent_sum / len(self._recent) if self._recent else tokens
 
     def allowance(self, tokens: int, least: int) -> Sequence[float]:
         """Return the rate's share of the tokens that n requests bring after this one of ``tokens``, for n from ``least`` to the window."""
-        recent = self.mean_with(tokens)
+        recent = (self._recent_sum + tokens) / (len(self._recent) + 1)
         if self._floor is None and recent < self._typical:
             each = self._rate * max(1.0, recent)
             return [count * each for count in range(least, self._window)]

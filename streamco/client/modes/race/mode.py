@@ -32,7 +32,8 @@ class Race(DispatchOptions, frozen=True, kw_only=True):
         exchange_rate: US dollars per million GFLOPs on the device (lambda of Appendix E), or a function without arguments that returns
             them, as for a battery or a temperature. It is called when the client is made and then for an answer, at most once a second,
             in the event loop. If it fails later, the last rate stays, and the log says so once.
-        burst: prompt tokens that may be borrowed from the budget of a server while the device is busy with others; 0: none.
+        burst: prompt tokens that may be borrowed from the budget of a server while the device is busy with others, up to 32 mean prompts;
+            0: none.
         reader_rate: tokens per second of the virtual reader that quality is measured with, if no pace is set.
 
     Raises:
