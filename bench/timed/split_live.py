@@ -42,8 +42,8 @@ OWN_PROMPTS = 3  # of each kind, with the server's own times
 BASE, DEFAULT = "U-shape", "confident"
 DRAFTS: dict[str, DraftOptions | None] = {
     BASE: None,
-    DEFAULT: DraftOptions(),
-    "confident, no lookup": DraftOptions(lookup=False),
+    DEFAULT: DraftOptions(parallel=0),
+    "confident, no lookup": DraftOptions(lookup=False, parallel=0),
     "layer's drafts of 4": DraftOptions(window=4, parallel=0, lookup=False),
     "threshold, parallel 3, last": DraftOptions(window="threshold", parallel=3, branches="last", lookup=False),
 }
