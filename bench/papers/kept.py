@@ -164,12 +164,14 @@ FIRST, VERDICT = (
     Cell("ttft_mean", "milliseconds to the first token", 1000.0, 0),
     Cell("verdict_mean", "milliseconds until a verdict", 1000.0, 0),
 )
+ALONE = Cell("by_server_alone", "share of the tokens by the server's stream", 1.0, 2)
 TABLES: Mapping[str, Table] = {
     "dsd_table2": Table(
         "dsd",
         ("finished", "ttft_mean", "tpot_mean", "window_mean", "acceptance", "by_server_alone", "device_wait"),
         lambda results: [*paper_tables(results), *drafting(results)],
     ),
+    "dsd_table2_warm": crossing("dsd", "window", "", PACE, FIRST, Cell("finished", "answers a second"), ALONE),
     "dsd_figure5": crossing("dsd", "workload.trace", "routing, batching, window", RATE, PACE, FIRST),
     "dsd_figure6": crossing("dsd", "who writes", "round trip [ms]", PACE),
     "dsd_figure7": crossing("dsd", "policy.routing", "drafters", RATE, PACE),

@@ -13,6 +13,7 @@ from streamco.emulation.profiles import load_step_times
 from streamco.errors import ConfigError
 from streamco.sim.experiment.scenario import KINDS, Outcome, Scenario, load_kind, metrics_of, run_scenario
 from streamco.sim.fleet import kind as world_module
+from streamco.sim.fleet.fleet import FleetDevice
 from streamco.sim.fleet.kind import KIND, device_model, forward_pass
 from streamco.sim.fleet.options import DevicePool, ServerPool
 
@@ -104,13 +105,33 @@ def test_devices_that_have_answered_before_know_their_pair() -> None:
     assert alone(10) < alone(0)
 
 
-def test_what_a_device_learns_before_is_the_same_for_all_of_its_pool_and_changes_no_request() -> None:
+def test_each_device_has_a_copy_of_its_own_of_what_was_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleets: list[list[FleetDevice]] = []
+
+    class Noting(world_module.Fleet):
+        def __init__(self, env: Any, *, devices: Any, **options: Any) -> None:
+            fleets.append([*devices])
+            super().__init__(env, devices=devices, **options)
+
+    monkeypatch.setattr(world_module, "Fleet", Noting)
+    pools = [{"draft_tokens_per_s": 50}, {"draft_tokens_per_s": 200}]
+    run(execution="auto", branches=4, answers_before=3, world={"devices": 8, "device_pools": pools})
+    learners, devices = fleets
+    assert (len(learners), len(devices)) == (2, 8)
+    assert len({id(device.pair.switch) for device in devices}) == 8
+    assert all(learner.pair.has_remote_step for learner in learners)
+    times = {device.model.name: {each.pair.step_times[0] for each in devices if each.model is device.model} for device in devices}
+    assert len(times) == 2
+
+
+def test_answers_before_change_no_request_and_runs_with_a_seed_are_equal() -> None:
     pools = [{"draft_tokens_per_s": 50}, {"draft_tokens_per_s": 200}]
     before, fresh = (
         run(execution="auto", branches=4, answers_before=answers, world={"devices": 8, "device_pools": pools}).requests
         for answers in (3, 0)
     )
     assert [(row.arrival, row.tokens, row.device) for row in before] == [(row.arrival, row.tokens, row.device) for row in fresh]
+    assert before != fresh
     again = run(execution="auto", branches=4, answers_before=3, world={"devices": 8, "device_pools": pools}).requests
     assert again == before
 

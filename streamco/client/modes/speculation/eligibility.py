@@ -52,7 +52,8 @@ def acceptance_rule(sampling: SamplingOptions, budget: float, options: Speculati
             min_p=sampling.min_p or 0.0,
             seed=None if sampling.fixed_seed is None else sampling.fixed_seed & 0xFFFFFFFF,
         )
-    return Rule(RuleKind.GREEDY) if budget >= 1.0 else Rule(RuleKind.THRESHOLD, threshold=options.threshold)
+    is_greedy = budget >= 1.0 or options.threshold >= 1.0
+    return Rule(RuleKind.GREEDY) if is_greedy else Rule(RuleKind.THRESHOLD, threshold=options.threshold)
 
 
 def why_not_speculable(

@@ -29,8 +29,8 @@ class Speculate(SpeculationOptions, frozen=True, kw_only=True):
         budget: share of the drafted tokens that is verified, 0..1; None: the client's budget.
         window: tokens to draft in a round: a number (4: Synera section 5), or a policy. "dynamic" is DSD section 5.2. "adaptive" is a
             network's choice (DSD section 4). "predicted" is the best window by the measured acceptance rate and times. "confident" ends
-            each draft when its next token isn't worth the step. Others: a ``streamco.policies.window.WindowPolicy``. None: "confident"
-            if everything is verified, else 1.
+            each draft when its next token isn't worth the step. Others: a ``streamco.policies.window.WindowPolicy``. None: "adaptive" if
+            everything is verified ("confident" for drafts that are looked up), else 1.
         max_branches: branches drafted while the verdict is out, side by side or, if that is no faster, one after the other; 0: none.
         patience: seconds that trouble with the verifier may last before the server alone or, below budget 1, the device continues. Below
             budget 1 an answer that has begun waits two rounds at most. Time limits for the case that neither can continue, and for verdicts
@@ -42,7 +42,8 @@ class Speculate(SpeculationOptions, frozen=True, kw_only=True):
         is_adaptive: the server generates alone while drafting doesn't pay.
         joules_per_second_saved: joules of the device that an answer's second is worth to you, or a function without arguments that returns
             them now. A token is then drafted only if the time that it is expected to save is worth its joules (by the FLOPs of the device's
-            model), and the server generates alone while drafting isn't. None: time alone decides.
+            model), and the server generates alone while drafting isn't. Below budget 1, where the device writes in any case, that holds for
+            branches. None: time alone decides.
         tuning: settings for experiments.
 
     Raises:

@@ -124,6 +124,8 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
         check_share("speculate: threshold", self.threshold)
         if self.joules_per_second_saved is not None:
             check_rate_setting(self.joules_per_second_saved, SECOND)
+            if self.is_lookup:
+                raise ConfigError('speculate: joules_per_second_saved: expected None with drafter="lookup", which takes no energy')
         if self.max_branches < 0 or not self.patience > 0.0:
             raise ConfigError(
                 f"speculate: expected max_branches >= 0 and a patience above 0 s, got {self.max_branches} and {self.patience:g}"
@@ -203,7 +205,7 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
                 hit_rate=known.hit_rate,
                 mean_confidence=known.mean_confidence,
             )
-        window = _window(self.window, budget, may_fuse=self.is_adaptive)
+        window = _window("confident" if self.is_lookup and self.window is None else self.window, budget, may_fuse=self.is_adaptive)
         estimates = SpeculationEstimates(
             budget,
             window=window,
@@ -226,7 +228,7 @@ def _window(setting: object, budget: float, *, may_fuse: bool = True) -> WindowP
     """Return the policy that a setting names. ``may_fuse``: the server may generate alone."""
     match setting:
         case None:
-            return Confident() if budget >= 1.0 else Static(1)
+            return Adaptive(may_fuse=may_fuse) if budget >= 1.0 else Static(1)
         case bool():
             pass
         case int():
