@@ -59,7 +59,8 @@ def test_figures_that_cannot_be_are_refused(changes: dict[str, object], message:
 
 
 def test_a_client_begins_with_what_was_measured() -> None:
-    options = Speculate().with_profile(PAIR)
+    assert Speculate().with_profile(PAIR).tuning.chunks == (), "single tokens are no chunks"
+    options = Speculate(window=4).with_profile(PAIR)
     assert options.tuning.prior == EstimatesPrior(
         acceptance=0.75, step_times=(0.01, 0.012), wait=0.2, remote_step=0.05, hit_rate=0.5, mean_confidence=0.6
     )
