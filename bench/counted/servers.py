@@ -131,8 +131,8 @@ async def _run(cuts: int, wanted: list[str]) -> list[Row]:
             rows += await _measure("streamco serve", await stack.enter_async_context(running_server("--port", "0", *model)), cuts)
     for name, start in peers.items():
         if name in wanted and (name != "vLLM" or VLLM.exists()):
-            with ExitStack() as stack:
-                rows += await _measure(name, await asyncio.to_thread(start, stack), cuts)
+            with ExitStack() as started:
+                rows += await _measure(name, await asyncio.to_thread(start, started), cuts)
     return rows
 
 

@@ -13,7 +13,7 @@ from streamco.emulation.profiles import load_step_times
 from streamco.errors import ConfigError
 from streamco.sim.experiment.scenario import KINDS, Outcome, Scenario, load_kind, metrics_of, run_scenario
 from streamco.sim.fleet import kind as world_module
-from streamco.sim.fleet.fleet import FleetDevice
+from streamco.sim.fleet.fleet import Fleet, FleetDevice
 from streamco.sim.fleet.kind import KIND, device_model, forward_pass
 from streamco.sim.fleet.options import DevicePool, ServerPool
 
@@ -108,7 +108,7 @@ def test_devices_that_have_answered_before_know_their_pair() -> None:
 def test_each_device_has_a_copy_of_its_own_of_what_was_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     fleets: list[list[FleetDevice]] = []
 
-    class Noting(world_module.Fleet):
+    class Noting(Fleet):
         def __init__(self, env: Any, *, devices: Any, **options: Any) -> None:
             fleets.append([*devices])
             super().__init__(env, devices=devices, **options)

@@ -48,8 +48,24 @@ async def test_what_a_second_is_worth_in_joules_prices_each_drafted_token(world:
         free = client.with_options(mode=mode)
         await tokens_text(free.stream(PROMPT, temperature=0))
         assert drafting(free).estimates.energy == 0.0
-    with pytest.raises(ConfigError, match="joules_per_second_saved: expected a function that returns a rate, got KeyError"):
-        Client(DeviceEndpoint(world.engine), mode=Speculate(joules_per_second_saved=lambda: {}["battery"]))
+
+
+def test_a_function_that_fails_at_once_makes_no_client_and_later_ones_are_not_asked_again(world: World) -> None:
+    calls: list[int] = []
+
+    def worth() -> float:
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError("no battery")
+        return 5.0
+
+    mode = Speculate(joules_per_second_saved=worth)
+    client = Client(DeviceEndpoint(world.engine), mode=mode)
+    for budget in (0.2, 0.5):
+        client.with_options(budget=budget)
+    assert len(calls) == 1
+    with pytest.raises(ConfigError, match="joules_per_second_saved: expected a function that returns a rate, got OSError"):
+        Client(DeviceEndpoint(world.engine), mode=mode)
 
 
 def test_below_a_budget_of_one_single_tokens_are_verified_by_confidence_alone() -> None:
