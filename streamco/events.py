@@ -6,7 +6,7 @@ The events are the input of the race machine. An event carries a whole batch: on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -26,6 +26,7 @@ __all__ = [
     "StreamFailed",
     "StreamRetrying",
     "TextCount",
+    "TokenConfidence",
     "TokensReceived",
     "Written",
     "common_prefix_length",
@@ -39,6 +40,18 @@ PreCopy = Literal["append", "warm", "none"]
 """Effect of reading ahead at an endpoint: it keeps what it reads, it warms a cache and bills for it, or there is none."""
 
 
+class TokenConfidence(NamedTuple):
+    """One token of an answer.
+
+    Args:
+        probability: the model's own probability of it (temperature 1, nothing cut off), 0..1.
+        ends_sentence: a sentence or a line ends with it.
+    """
+
+    probability: float
+    ends_sentence: bool
+
+
 class TokensReceived(Struct, frozen=True):
     """Chunks have come from an endpoint.
 
@@ -46,11 +59,13 @@ class TokensReceived(Struct, frozen=True):
         source: name of the endpoint.
         chunks: chunks in order, also role deltas, usage and others without content.
         tokens: number of content tokens (text, reasoning or tool call) in them, estimated if ids are not known; 0: no content.
+        confidences: how sure the model was of each token of text among them, in order; empty: not known.
     """
 
     source: str
     chunks: list[ChatCompletionChunk]
     tokens: int
+    confidences: tuple[TokenConfidence, ...] = ()
 
     @property
     def has_output(self) -> bool:

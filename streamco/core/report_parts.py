@@ -11,6 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from streamco.core.confidence import Confidence
 from streamco.openai_types import CompletionUsage
 
 __all__ = [
@@ -92,6 +93,7 @@ class EndpointReport(Struct, frozen=True, kw_only=True):
         is_energy_measured: ``energy_j`` is the share of what the machine's whole processors took meanwhile, by their counters (RAPL).
         unified_cost_usd: money, and energy by the FLOPs model at the exchange rate (DiSCo Appendix E, equation 8); None: one of them is not
             known.
+        confidence: how sure its model was of the text that it wrote; None: not known, as of servers.
         error: text of the error that it ended with; None: no error.
         error_kind: that error's class, with the HTTP status or the phase of a timeout; it quotes nothing of the server's.
     """
@@ -114,6 +116,7 @@ class EndpointReport(Struct, frozen=True, kw_only=True):
     energy_j: float | None = None
     is_energy_measured: bool = False
     unified_cost_usd: float | None = None
+    confidence: Confidence | None = None
     error: str | None = None
     error_kind: str | None = None
 

@@ -28,12 +28,23 @@ def summary_figures(report: Report, *, ending: str = "") -> list[Figure]:
     """Return the figures of an answer, for one line. ``ending``: stopped | failed, or "" if it is complete."""
     figures = [Figure(f"{report.winner or 'no endpoint'} answered")]
     figures += [Figure(_change(report, change), 1) for change in report.hand_overs]
-    figures += [*speculation_figures(report), *split_figures(report), Figure(f"first token {format_seconds(report.ttft)}", 5)]
+    figures += [
+        *_confidence_figures(report),
+        *speculation_figures(report),
+        *split_figures(report),
+        Figure(f"first token {format_seconds(report.ttft)}", 5),
+    ]
     if report.tokens_per_second is not None:
         figures.append(Figure(f"{report.tokens_per_second:.1f} tokens/s", 3))
     figures.append(Figure(f"{report.tokens} token{'s' if report.tokens != 1 else ''}", 8))
     figures.append(Figure("cost unknown", 9) if report.cost_usd is None else Figure(format_usd(report.cost_usd), 6))
     return [*figures, Figure(ending)] if ending else figures
+
+
+def _confidence_figures(report: Report) -> list[Figure]:
+    """Return how sure the model was that began the answer; nothing if that isn't known."""
+    found = next((part.confidence for part in report.endpoints if part.name == report.winner), None)
+    return [] if found is None else [Figure(f"{found.beginning:.2f} sure of its beginning", 6)]
 
 
 def note_line(report: Report) -> str:

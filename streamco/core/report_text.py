@@ -7,6 +7,7 @@ from decimal import Decimal
 
 from msgspec import Struct
 
+from streamco.core.confidence import BEGINNING, Confidence
 from streamco.core.report_parts import EndpointReport, SpeculationFigures, SplitFigures
 
 __all__ = [
@@ -120,6 +121,13 @@ def _branch_rows(figures: SplitFigures) -> list[tuple[str, str]]:
     return [("drafted ahead, of these right, their tokens", f"{figures.branches}, {figures.branch_hits}, {figures.branch_tokens}")]
 
 
+def format_confidence(confidence: Confidence) -> str:
+    """Return a confidence as text: "0.91 sure of its first 16 tokens, 0.62 of its most doubtful sentence"."""
+    beginning = f"{confidence.beginning:.2f} sure of its first {min(confidence.tokens, BEGINNING)} tokens"
+    worst = confidence.worst_sentence
+    return beginning if worst is None else f"{beginning}, {worst:.2f} of its most doubtful sentence"
+
+
 def endpoint_section(endpoints: Sequence[EndpointReport]) -> Section:
     """Return the table of an answer's endpoints: one row each, then the errors, and what counted the tokens if the endpoint didn't."""
     has_device = any(part.kind == "device" for part in endpoints)
@@ -132,6 +140,7 @@ def endpoint_section(endpoints: Sequence[EndpointReport]) -> Section:
         energy = [format_joules(part.energy_j)] if has_device else []
         rows.append((part.name, part.outcome, *times, *counts, format_usd(part.cost_usd), *energy))
     rows += [(f"{part.name}: its server is {part.server}",) for part in endpoints if part.server]
+    rows += [(f"{part.name}: {format_confidence(part.confidence)}",) for part in endpoints if part.confidence is not None]
     rows += [(f"{part.name}: {part.error}",) for part in endpoints if part.error]
     rows += [(f"{part.name}: tokens counted by {part.counted_by}",) for part in endpoints if part.counted_by not in _OWN_COUNTERS]
     return Section("endpoints", heads, rows)

@@ -14,6 +14,7 @@ from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from streamco.core.confidence import ends_sentence
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices, new_completion_id
 from streamco.endpoints.continuation import BoundaryWhitespace
 from streamco.endpoints.generation_request import (
@@ -40,7 +41,7 @@ from streamco.engines.base import (
 from streamco.engines.llamacpp.json_schema import has_grammars
 from streamco.engines.llamacpp.reasoning import ReasoningSplitter
 from streamco.errors import ConfigError, EndpointError, EndpointTimeoutError, EngineError, StreamClosed, StreamConsumed, UsageError
-from streamco.events import StreamEnded, TextCount, TokensReceived
+from streamco.events import StreamEnded, TextCount, TokenConfidence, TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 from streamco.wire.openai.logprobs import MAX_TOP_LOGPROBS, chat_logprobs, token_logprobs
 
@@ -328,7 +329,7 @@ class DeviceStream:
             self._failure = exc
 
     def _submit(self, engine: Engine, ids: list[int]) -> None:
-        request = generation_request(engine, self._request, ids, top=0 if self._top_logprobs is None else MAX_TOP_LOGPROBS)
+        request = generation_request(engine, self._request, ids, top=1 if self._top_logprobs is None else MAX_TOP_LOGPROBS)
         self._boundary = BoundaryWhitespace(boundary_whitespace(engine, self._request))
         self._splitter = reasoning_splitter(engine, self._request, ids)
         self._generation = self._generate(engine, request)
@@ -435,9 +436,11 @@ class DeviceStream:
         if not self._has_begun:
             self._has_begun = True
             chunks.append(self._chunk(ChunkChoice(delta=ChoiceDelta(role="assistant", content=""))))
-        tokens = 0
+        tokens, confidences = 0, []
         for piece in pieces:
             tokens += len(piece.ids)
+            if piece.tops is not None and not piece.is_reasoning:
+                confidences += _confidences(piece)
             delta = ChoiceDelta(reasoning_content=piece.text) if piece.is_reasoning else ChoiceDelta(content=piece.text)
             choice = ChunkChoice(delta=delta, token_ids=None if piece.is_cut else list(piece.ids))
             if not piece.is_reasoning:
@@ -448,7 +451,7 @@ class DeviceStream:
         if self._end is not None and self._end.reason in FINISHED:
             self._has_sent_finish = True
             chunks.append(self._chunk(ChunkChoice(finish_reason=self._end.reason)))
-        event = TokensReceived(self._endpoint.name, chunks, tokens)
+        event = TokensReceived(self._endpoint.name, chunks, tokens, tuple(confidences))
         return self._boundary.strip(event) if self._boundary.is_open else event
 
     def _logprobs(self, piece: TextPiece, count: int) -> object:
@@ -495,3 +498,11 @@ def _retrieve_exception(task: asyncio.Task[Engine]) -> None:
     """Mark the error as retrieved: each waiting caller gets it, and there may be none left."""
     if not task.cancelled():
         task.exception()
+
+
+def _confidences(piece: TextPiece) -> list[TokenConfidence]:
+    """Return how sure the model was of a piece's tokens; a sentence that ends with the piece ends with the last of them."""
+    tops, last = piece.tops or (), len(piece.ids) - 1
+    shares = (next((share for each, share in top if each == token), 0.0) for token, top in zip(piece.ids, tops, strict=False))
+    is_end = ends_sentence(piece.text)
+    return [TokenConfidence(share, is_end and place == last) for place, share in enumerate(shares)]

@@ -14,14 +14,16 @@ An endpoint that takes over or reads ahead gets a new attempt; the one before st
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum, auto
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from streamco.core.confidence import ConfidenceMeter
 from streamco.core.race.restart import Diverged, RestartFilter
 from streamco.errors import EndpointError
-from streamco.events import Partial, TokensReceived
+from streamco.events import Partial, TokenConfidence, TokensReceived
 from streamco.openai_types import ChatCompletionChunk, CompletionUsage
 
 __all__ = ["Attempt", "AttemptState", "AttemptPlan", "ReadAhead"]
@@ -120,6 +122,7 @@ class Attempt:
         self.error: EndpointError | None = None
         self.setback: EndpointError | None = None  # a failure after which the endpoint asked its server again
         self.held: list[ChatCompletionChunk] = []  # chunks without content from before the race was decided
+        self.confidence = ConfidenceMeter()
         self._early: _EarlyTokens | None = None
 
     def learn(self, *, continues: bool, vocabulary: str | None) -> None:
@@ -200,9 +203,10 @@ class Attempt:
 
     # Tokens
 
-    def count(self, tokens: int, at: float) -> None:
-        """Record content tokens that came ``at`` (seconds since the request)."""
+    def count(self, tokens: int, at: float, confidences: Sequence[TokenConfidence] = ()) -> None:
+        """Record content tokens that came ``at`` (seconds since the request), and how sure of them the model was, if that is known."""
         self.tokens += tokens
+        self.confidence.record(confidences)
         if self.first_token is None:
             self.first_token, self._early = at, _EarlyTokens(tokens, at, tokens, at)
         elif self._early is not None and self.tokens <= _RATE_TOKENS:

@@ -136,6 +136,8 @@ class RaceMachine:
             return False
         tokens = event.tokens
         attempt.tokens += tokens  # not count(): its rate is measured, and a call for each batch costs
+        if event.confidences:
+            attempt.confidence.record(event.confidences)
         if self._handover is not None:
             self._handover.add(event.chunks, tokens, attempt.plan.vocabulary)
         if tokens:
@@ -212,7 +214,7 @@ class RaceMachine:
         attempt = self._writer
         if attempt is not None and event.source == attempt.source:
             if event.tokens:
-                attempt.count(event.tokens, now - self.began)
+                attempt.count(event.tokens, now - self.began, event.confidences)
             if attempt.state is AttemptState.WON and self.finished is None:
                 self._receive_answer(attempt, event, now)
             else:
@@ -220,7 +222,7 @@ class RaceMachine:
             return
         attempt = self.attempts[event.source]
         if event.tokens and attempt.opened is not None:
-            attempt.count(event.tokens, now - self.began)
+            attempt.count(event.tokens, now - self.began, event.confidences)
         if attempt.state is AttemptState.LOST:
             attempt.count_late(event.tokens)
             if event.tokens and self.plan.explore:

@@ -272,6 +272,7 @@ def _describe_attempt(
         energy_j=None if endpoint.kind != "device" else cost.device_joules if joules is None else joules,
         is_energy_measured=joules is not None,
         unified_cost_usd=cost.total,
+        confidence=attempt.confidence.confidence,
         error=None if attempt.trouble is None else str(attempt.trouble),
         error_kind=None if attempt.trouble is None else describe_error(attempt.trouble),
     )
