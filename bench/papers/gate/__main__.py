@@ -11,18 +11,23 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from bench.counted.selective import Pair
 from bench.pairs import model_file
-from bench.papers.gate.recording import RECORDED, record
+from bench.papers.gate.recording import RECORDED, Answer, read_answers, record
+from bench.papers.gate.routing import Floats, compare, cross_fitted, left_out, measure
+from bench.papers.gate.signals import PLAIN, SHORT, features
 from bench.papers.synera.results import read_package
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 
-__all__ = ["main"]
+__all__ = ["main", "scores_of", "table"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -39,6 +44,48 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for count, answer in enumerate(record(options.file, models, known, ends=time.monotonic() + 60.0 * options.minutes), 1):
                 sys.stderr.write(f"{count}: {answer.task}\n")
                 sys.stderr.flush()
+    else:
+        print("\n".join(table(read_answers(options.file))))
+
+
+def scores_of(answers: Sequence[Answer]) -> dict[str, Floats]:
+    """Return every contender's scores of these answers, by its name."""
+    gains = np.array([each.server - each.device for each in answers])
+    tasks = sorted({each.task for each in answers})
+    found = {name: np.array([signal(each) for each in answers]) for name, signal in PLAIN.items()}
+
+    def rows(make: Callable[[Answer], list[float]]) -> Floats:
+        return np.array([make(each) for each in answers])
+
+    def kind(answer: Answer) -> list[float]:
+        return [1.0, *(float(answer.task == task) for task in tasks)]
+
+    def kind_and_perplexity(answer: Answer) -> list[float]:
+        return [*kind(answer), PLAIN["perplexity, 16 tokens"](answer)]
+
+    found["task known"] = cross_fitted(answers, rows(kind), gains)
+    found["task known, then perplexity"] = cross_fitted(answers, rows(kind_and_perplexity), gains)
+    for tokens in (4, 16, 32, 64):
+        found[f"learned, {tokens} tokens"] = cross_fitted(answers, rows(partial(features, tokens=tokens)), gains)
+        found[f"learned, {tokens} tokens and task"] = cross_fitted(answers, rows(partial(features, tokens=tokens, tasks=tasks)), gains)
+        found[f"learned on other tasks, {tokens} tokens"] = left_out(answers, rows(partial(features, tokens=tokens)), gains)
+    return found | {"oracle": -gains}
+
+
+def table(answers: Sequence[Answer]) -> Iterator[str]:
+    """Yield the lines of the table, in Markdown: pooled, short and long answers apart."""
+    gains = np.array([each.server - each.device for each in answers])
+    short = np.array([len(each.chosen) <= SHORT for each in answers])
+    scores = scores_of(answers)
+    parts = {"all": np.ones(len(answers), dtype=bool), "short": short, "longer": ~short}
+    yield f"| | {' | '.join(f'APGR, {name} ({part.sum()})' for name, part in parts.items())} | CPT 50 | CPT 80 | less perplexity's |"
+    yield "|---|---|---|---|---|---|---|"
+    usual = scores["perplexity, 16 tokens"]
+    for name, each in scores.items():
+        cells = [measure(each[part], gains[part]) for part in parts.values()]
+        over = compare(each, usual, gains).show(2, sign="+")
+        shown = [*(cell.apgr for cell in cells), cells[0].cpt_50, cells[0].cpt_80]
+        yield f"| {name} | {' | '.join(value.show(2) for value in shown)} | {over} |"
 
 
 if __name__ == "__main__":
