@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import math
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from zlib import crc32
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bench.counted.selective import GREEDY, Pair, Waiting
 from bench.papers.gate.split import MIX
@@ -17,9 +21,10 @@ from streamco.config import SamplingOptions
 from streamco.engines.base import Prediction, TokenSequence
 from streamco.engines.llama import LlamaEngine
 
-__all__ = ["RECORDED", "Answer", "read_answers", "record"]
+__all__ = ["RECORDED", "WORD_BINS", "Answer", "package", "read_answers", "record"]
 
-RECORDED = Path(__file__).resolve().parent / "recorded.jsonl"
+RECORDED = Path(__file__).resolve().parent / "recorded.jsonl.gz"
+WORD_BINS = 512
 SAMPLED_TOKENS = 16
 _SAMPLING = [SamplingOptions(temperature=0.7, seed=seed) for seed in (1, 2)]
 _TOP = 20  # alternatives that an entropy is of; what they leave counts as one more
@@ -38,6 +43,7 @@ class Answer(Struct, frozen=True, kw_only=True):
         entropy: in nats, at each position, of the 20 likeliest tokens and of the rest as one.
         sentences: number of tokens up to each end of a sentence or line.
         agreement: share of tokens that two samples of 16 tokens have in common.
+        words: bins of the prompt's words by their hash, 0 to 511, each once; empty: not packaged.
     """
 
     task: str
@@ -51,12 +57,28 @@ class Answer(Struct, frozen=True, kw_only=True):
     entropy: tuple[float, ...]
     sentences: tuple[int, ...]
     agreement: float
+    words: tuple[int, ...] = ()
 
 
 def read_answers(path: Path = RECORDED) -> list[Answer]:
     """Return what was recorded, in the order of the file."""
-    decoder = msgspec.json.Decoder(Answer)
-    return [decoder.decode(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+    decoder, content = msgspec.json.Decoder(Answer), path.read_bytes() if path.exists() else b""
+    lines = gzip.decompress(content) if path.suffix == ".gz" and content else content
+    return [decoder.decode(line) for line in lines.splitlines()]
+
+
+def package(answers: Sequence[Answer], path: Path = RECORDED) -> int:
+    """Add answers to the packaged ones, with the words of their prompts; return how many there are now."""
+    found = {(each.task, each.question): each for each in (*read_answers(path), *answers)}
+    texts = {(question.task, question.id): question.text for question in _in_turns()}
+    whole = [replace(each, words=each.words or _words(texts[key])) for key, each in sorted(found.items())]
+    lines = b"".join(msgspec.json.encode(each) + b"\n" for each in whole)
+    path.write_bytes(gzip.compress(lines, mtime=0))
+    return len(whole)
+
+
+def _words(text: str) -> tuple[int, ...]:
+    return tuple(sorted({crc32(word.encode()) % WORD_BINS for word in re.findall(r"[a-z]+", text.lower())}))
 
 
 def record(path: Path, models: Pair, known: Mapping[str, Mapping[str, float]], *, ends: float) -> Iterator[Answer]:

@@ -87,7 +87,7 @@ def compare(first: Floats, second: Floats, gains: Floats) -> Interval:
     return interval_of(_apgr(*recovered(first, gains, weights)) - _apgr(*recovered(second, gains, weights)))
 
 
-def fit_ridge(rows: Floats, aims: Floats) -> Callable[[Floats], Floats]:
+def fit_ridge(rows: Floats, aims: Floats, penalty: float = _RIDGE) -> Callable[[Floats], Floats]:
     """Return the ridge regression of ``aims`` on standardised ``rows``, whose first column is 1."""
     mean, deviation = rows[:, 1:].mean(axis=0), rows[:, 1:].std(axis=0) + 1e-9
 
@@ -95,19 +95,19 @@ def fit_ridge(rows: Floats, aims: Floats) -> Callable[[Floats], Floats]:
         return np.column_stack([given[:, :1], (given[:, 1:] - mean) / deviation])
 
     inputs = scaled(rows)
-    penalty = _RIDGE * np.eye(inputs.shape[1])
-    penalty[0, 0] = 0.0
-    weights = np.linalg.solve(inputs.T @ inputs + penalty, inputs.T @ aims)
+    penalties = penalty * np.eye(inputs.shape[1])
+    penalties[0, 0] = 0.0
+    weights = np.linalg.solve(inputs.T @ inputs + penalties, inputs.T @ aims)
     return lambda given: scaled(given) @ weights
 
 
-def cross_fitted(answers: Sequence[Answer], rows: Floats, gains: Floats) -> Floats:
+def cross_fitted(answers: Sequence[Answer], rows: Floats, gains: Floats, penalty: float = _RIDGE) -> Floats:
     """Return scores of which each was fitted on the other folds: the gain that is expected of the server, with its sign turned."""
     folds = np.array([fold_of(each.task, each.question) for each in answers])
     scores = np.zeros(len(answers))
     for fold in range(FOLDS):
         held = folds == fold
-        scores[held] = -fit_ridge(rows[~held], gains[~held])(rows[held])
+        scores[held] = -fit_ridge(rows[~held], gains[~held], penalty)(rows[held])
     return scores
 
 

@@ -6,7 +6,8 @@ Each takes what the device's model knew of its own tokens (``recording.Answer``)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -42,20 +43,19 @@ def worst_sentence(answer: Answer, tokens: int | None = None) -> float:
     return min(means, default=log_probability(answer, tokens))
 
 
+def _after(tokens: int) -> Iterator[tuple[str, Signal]]:
+    """Yield the signals of the first tokens."""
+    yield f"perplexity, {tokens} tokens", lambda answer: log_probability(answer, tokens)
+    yield f"tenth quantile, {tokens} tokens", lambda answer: _quantile(answer, tokens, 0.1)
+    yield f"median margin, {tokens} tokens", lambda answer: _margin(answer, tokens, 0.5)
+    yield f"tenth quantile of margins, {tokens} tokens", lambda answer: _margin(answer, tokens, 0.1)
+
+
 PLAIN: Mapping[str, Signal] = {
     "prompt length": lambda answer: -float(answer.prompt_tokens),
     "entropy of the first row": lambda answer: -answer.entropy[0],
     "two samples' agreement": lambda answer: answer.agreement,
-    **{
-        f"{name}, {tokens} tokens": (lambda answer, each=each, tokens=tokens: each(answer, tokens))
-        for tokens in (4, 16, 32, 64)
-        for name, each in {
-            "perplexity": log_probability,
-            "tenth quantile": lambda answer, tokens: _quantile(answer, tokens, 0.1),
-            "median margin": lambda answer, tokens: _margin(answer, tokens, 0.5),
-            "tenth quantile of margins": lambda answer, tokens: _margin(answer, tokens, 0.1),
-        }.items()
-    },
+    **dict(chain.from_iterable(map(_after, (4, 16, 32, 64)))),
     "worst sentence, 64 tokens": lambda answer: worst_sentence(answer, 64),
     "perplexity, whole answer": log_probability,
     "worst sentence, whole answer": worst_sentence,

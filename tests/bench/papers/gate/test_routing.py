@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import numpy as np
 import pytest
 
 from bench.papers.gate.__main__ import table
-from bench.papers.gate.recording import Answer
+from bench.papers.gate.recording import RECORDED, WORD_BINS, Answer, package, read_answers
 from bench.papers.gate.routing import compare, cross_fitted, fit_ridge, left_out, measure, recovered
 from bench.papers.gate.signals import SHORT, log_probability, worst_sentence
 from bench.papers.gate.split import FOLDS, fold_of
@@ -91,3 +94,16 @@ def test_the_table_has_a_line_for_each_score_with_short_and_long_answers_apart()
     names = [line.split("|")[1].strip() for line in lines[2:]]
     assert {"perplexity, 16 tokens", "task known, then perplexity", "oracle", "learned on other tasks, 16 tokens"} <= {*names}
     assert next(line for line in lines if line.startswith("| perplexity, 16 tokens |")).split("|")[2].strip().startswith("0.7")
+
+
+def test_what_is_packaged_keeps_the_words_of_its_prompts_and_no_text(tmp_path: Path) -> None:
+    known = read_answers()[:3]
+    if not known:
+        pytest.skip(f"nothing is packaged in {RECORDED.name}")
+    path = tmp_path / "some.jsonl.gz"
+    assert package(known[:2], path) == 2
+    assert package(known[1:], path) == 3
+    found = read_answers(path)
+    assert [each.question for each in found] == sorted(each.question for each in known)
+    assert all(0 <= min(each.words) and max(each.words) < WORD_BINS for each in found)
+    assert msgspec.json.encode(found[0]).count(b" ") == found[0].question.count(" ")
