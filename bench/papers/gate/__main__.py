@@ -122,8 +122,8 @@ def table(answers: Sequence[Answer], shown: Sequence[str] = ()) -> Iterator[str]
             continue
         cells = [measure(each[part], gains[part]) for part in parts.values()]
         over = compare(each, usual, gains).show(2, sign="+")
-        shown = [*(cell.apgr for cell in cells), cells[0].cpt_50, cells[0].cpt_80]
-        yield f"| {name} | {' | '.join(value.show(2) for value in shown)} | {over} |"
+        values = [*(cell.apgr for cell in cells), cells[0].cpt_50, cells[0].cpt_80]
+        yield f"| {name} | {' | '.join(value.show(2) for value in values)} | {over} |"
 
 
 if __name__ == "__main__":
