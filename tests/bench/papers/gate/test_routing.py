@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from bench.papers.gate.__main__ import table
+from bench.papers.gate.__main__ import main, table
 from bench.papers.gate.recording import RECORDED, WORD_BINS, Answer, package, read_answers
 from bench.papers.gate.routing import compare, cross_fitted, fit_ridge, left_out, measure, recovered
 from bench.papers.gate.signals import SHORT, log_probability, worst_sentence
@@ -105,5 +105,13 @@ def test_what_is_packaged_keeps_the_words_of_its_prompts_and_no_text(tmp_path: P
     assert package(known[1:], path) == 3
     found = read_answers(path)
     assert [each.question for each in found] == sorted(each.question for each in known)
-    assert all(0 <= min(each.words) and max(each.words) < WORD_BINS for each in found)
+    assert all(min(each.words) >= 0 and max(each.words) < WORD_BINS for each in found)
     assert msgspec.json.encode(found[0]).count(b" ") == found[0].question.count(" ")
+
+
+@pytest.mark.long
+def test_the_page_has_the_table_of_the_packaged_answers(tmp_path: Path) -> None:
+    page, copy = Path("docs/research/quality.md").read_text(encoding="utf-8"), tmp_path / "quality.md"
+    copy.write_text(page, encoding="utf-8")
+    main(["table", "--update", str(copy)])
+    assert copy.read_text(encoding="utf-8") == page
