@@ -233,6 +233,7 @@ class SplitAnswerDriver(SplitDriver):
         progress = self.progress
         if event.tokens:
             progress.made += event.tokens
+            progress.confidence.record(event.confidences)
             if progress.first_token is None:
                 progress.first_token = now - progress.began
         if self._queue.has_left:

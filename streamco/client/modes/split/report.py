@@ -5,10 +5,11 @@ The figures of states and trips come from ``SplitTally.figures`` (``engines/spli
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from streamco.client.answer_log import describe_error
 from streamco.client.cost_totals import answer_ending
+from streamco.core.confidence import ConfidenceMeter
 from streamco.core.meter import Meter
 from streamco.core.report import Report
 from streamco.core.report_parts import AnswerUsage, DispatchReport, EndpointReport, Outcome, SplitFigures
@@ -50,6 +51,7 @@ class SplitProgress(Struct, kw_only=True):
         usage: the model's own counts, which come with its end.
         error: the error that it ended with; None: no error.
         was_left: the reader left before the end.
+        confidence: takes how sure the model was of its tokens.
     """
 
     began: float = 0.0
@@ -64,6 +66,7 @@ class SplitProgress(Struct, kw_only=True):
     usage: CompletionUsage | None = None
     error: StreamcoError | None = None
     was_left: bool = False
+    confidence: ConfidenceMeter = field(default_factory=ConfidenceMeter)
 
 
 def split_report(
@@ -181,6 +184,7 @@ def _describe(progress: SplitProgress, meter: Meter, facts: PromptFacts, endpoin
         cost_source=None if cost.server is None else "prices",
         energy_j=cost.device_joules,
         unified_cost_usd=cost.total,
+        confidence=progress.confidence.confidence,
         error=None if error is None else str(error),
         error_kind=None if error is None else describe_error(error),
     )
