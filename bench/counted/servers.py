@@ -15,12 +15,12 @@ from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
 import streamco
+from bench.counted.migration_live import Breaking
 from bench.report import Row, add_arguments, emit
-from streamco.endpoints.base import Capabilities, EndpointStream, Request
+from streamco.endpoints.base import Endpoint, EndpointStream, Request
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.engines.base import EngineOptions
-from streamco.errors import AllEndpointsFailed, EndpointConnectError, EndpointError
-from streamco.events import TokensReceived
+from streamco.errors import AllEndpointsFailed, EndpointError
 from streamco.testing.server_process import running_server
 from tests.support.peer_servers import running_peer
 from tests.vllm.server import VLLM, running_vllm
@@ -38,44 +38,22 @@ PROMPTS = (
 )
 
 
-class _Breaking:
-    """An endpoint that fails after some tokens of an answer that it has begun, if told so."""
+class _Breaking(Breaking):
+    """An endpoint of a client's own, whose first part of an answer breaks, if it is told so."""
 
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-        self.after: int | None = None
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint, None)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        found: Capabilities = self.inner.capabilities
-        return found
+        return getattr(self.endpoint, name)
 
     def open(self, request: Request) -> EndpointStream:
-        stream: EndpointStream = self.inner.open(request)
-        if self.after is None or request.partial is not None:
-            return stream
-        broken: Any = _BreakingStream(stream, self.after, self.inner.name)
-        return broken  # type: ignore[no-any-return]
+        """Begin an answer, which may break, or go on with one."""
+        return super().open(request) if request.partial is None else self.endpoint.open(request)
 
-
-class _BreakingStream:
-    def __init__(self, inner: EndpointStream, left: int, name: str) -> None:
-        self._inner, self._left, self._name = inner, left, name
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    async def receive(self) -> Any:
-        if self._left <= 0:
-            await self._inner.cancel()
-            raise EndpointConnectError("broken off by the bench", endpoint=self._name)
-        event = await self._inner.receive()
-        if isinstance(event, TokensReceived):
-            self._left -= event.tokens
-        return event
+    async def aclose(self) -> None:
+        """Close the endpoint."""
+        await self.endpoint.aclose()
 
 
 async def _measure(name: str, url: str, cuts: int) -> list[Row]:
@@ -87,7 +65,7 @@ async def _measure(name: str, url: str, cuts: int) -> list[Row]:
         for way, broken, policy in (("to the device", server, "server-first"), ("to the server", device, "device-first")):
             asking = client.with_options(mode=streamco.Race(policy=policy))
             counted[way] = await _cut(asking, broken, cuts, rng)
-    found = f"{name}: found as {server.inner.provider}, goes on by {server.capabilities.continuation}"
+    found = f"{name}: found as {server.provider}, goes on by {server.capabilities.continuation}"
     return [
         Row(BENCH, f"{found}; {way}", name, metric, "answers", value, value, value)
         for way, figures in counted.items()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DRAWS", "Interval", "interval_of", "mean_interval", "resample"]
+__all__ = ["DRAWS", "Interval", "draw_weights", "interval_of", "mean_interval", "resample"]
 
 DRAWS = 2000
 Floats = NDArray[np.float64]
@@ -28,6 +28,11 @@ class Interval(NamedTuple):
         """Return the value with its bounds; ``sign``: "+" for one before each number."""
         value, low, high = (f"{each:{sign}.{digits}f}" for each in self)
         return f"{value} ({low} to {high})"
+
+
+def draw_weights(count: int, rng: np.random.Generator, draws: int = DRAWS) -> Floats:
+    """Return how often each of ``count`` questions is in each draw, shape (draws + 1, count); the first row has each once."""
+    return np.vstack([np.ones(count), rng.multinomial(count, np.full(count, 1.0 / count), draws)])
 
 
 def resample(scores: Sequence[Sequence[float]], *, draws: int = DRAWS, seed: int = 1) -> Floats:
@@ -48,7 +53,7 @@ def resample(scores: Sequence[Sequence[float]], *, draws: int = DRAWS, seed: int
     if table.ndim != 2 or not table.shape[1]:
         raise ValueError(f"scores: expected rows of at least one question, got shape {table.shape}")
     count = table.shape[1]
-    weights = np.random.default_rng(seed).multinomial(count, np.full(count, 1.0 / count), draws)
+    weights = draw_weights(count, np.random.default_rng(seed), draws)[1:]
     return np.hstack([table.mean(axis=1, keepdims=True), table @ weights.T / count])
 
 

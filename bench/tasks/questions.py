@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
@@ -27,7 +27,7 @@ from bench.tasks.programs import passes
 from bench.tasks.scorers import named_choice, named_label, rouge_1, same_number
 from bench.traces import data_folder
 
-__all__ = ["LONGEST", "TASKS", "Question", "load_questions"]
+__all__ = ["LONGEST", "TASKS", "Question", "load_questions", "questions_in_turns"]
 
 LONGEST = 5200  # characters of a prompt, some 1,300 tokens: longer ones are left out, so that prompt and answer fit 2,048 tokens
 SEED = 11
@@ -75,6 +75,13 @@ def load_questions(task: str, count: int | None = None, *, seed: int = SEED) -> 
     found = [question for question in TASKS[task]() if len(question.text) <= LONGEST]
     Random(seed).shuffle(found)
     return found[:count]
+
+
+def questions_in_turns(tasks: Mapping[str, int]) -> Iterator[Question]:
+    """Yield the first questions of each task, the tasks in turns. ``tasks``: how many of each."""
+    columns = [load_questions(task, count) for task, count in tasks.items()]
+    for number in range(max(map(len, columns))):
+        yield from (column[number] for column in columns if number < len(column))
 
 
 def _rows(name: str) -> list[dict[str, Any]]:

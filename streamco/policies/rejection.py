@@ -256,15 +256,19 @@ def schedule_branches(
         raise ConfigError(f"branches: expected step times above 0 s, got {list(step_times)}")
     allowed = branches[: len(step_times)]
     best, most = PreDraft(), 0.0
-    if energy:
-        ahead = max_ahead if rtt > 0.0 else 0
-        worth = [branch.probability * step_times[0] > (1.0 - branch.probability) * energy for branch in allowed]
-        allowed = [branch for place, branch in enumerate(allowed) if place < ahead or worth[place]]
-    for first_width, width in product((0, 1) if max_ahead and rtt > 0.0 else (0,), range(1, len(allowed) + 1)):
+    if not allowed:
+        return best
+    dropped = energy / step_times[0]  # steps that a dropped token's energy is worth
+
+    def worth(branch: Branch) -> float:
+        return branch.probability - (1.0 - branch.probability) * dropped
+
+    ahead = max_ahead if rtt > 0.0 else 0
+    allowed = [branch for place, branch in enumerate(allowed) if place < ahead or worth(branch) > 0.0]
+    for first_width, width in product((0, 1) if ahead else (0,), range(1, len(allowed) + 1)):
         sizes = chain((first_width,) if first_width else (), repeat(width))
         steps, left = _steps(len(allowed), sizes, seconds, step_times, window)
-        dropped = sum((1.0 - branch.probability) * made for branch, made in zip(allowed, steps, strict=False))
-        saved = sum(branch.probability * made for branch, made in zip(allowed, steps, strict=False)) - dropped * energy / step_times[0]
+        saved = sum(worth(branch) * made for branch, made in zip(allowed, steps, strict=False))
         spared = zip(allowed[:max_ahead], left, strict=False)
         saved += sum(branch.probability * min(rtt, time) for branch, time in spared) / step_times[0]
         if saved > most + 1e-12:

@@ -16,8 +16,9 @@ from msgspec.structs import replace
 
 from bench.counted.selective import GREEDY, Pair, Waiting
 from bench.papers.gate.split import MIX
-from bench.tasks import Question, load_questions
+from bench.tasks import Question, questions_in_turns
 from streamco.config import SamplingOptions
+from streamco.core.confidence import ends_sentence
 from streamco.engines.base import Prediction, TokenSequence
 from streamco.engines.llama import LlamaEngine
 
@@ -70,7 +71,7 @@ def read_answers(path: Path = RECORDED) -> list[Answer]:
 def package(answers: Sequence[Answer], path: Path = RECORDED) -> int:
     """Add answers to the packaged ones, with the words of their prompts; return how many there are now."""
     found = {(each.task, each.question): each for each in (*read_answers(path), *answers)}
-    texts = {(question.task, question.id): question.text for question in _in_turns()}
+    texts = {(question.task, question.id): question.text for question in questions_in_turns(MIX)}
     whole = [replace(each, words=each.words or _words(texts[key])) for key, each in sorted(found.items())]
     lines = b"".join(msgspec.json.encode(each) + b"\n" for each in whole)
     path.write_bytes(gzip.compress(lines, mtime=0))
@@ -92,7 +93,7 @@ def record(path: Path, models: Pair, known: Mapping[str, Mapping[str, float]], *
     """
     done = {(each.task, each.question) for each in read_answers(path)}
     with path.open("ab") as file:
-        for question in _in_turns():
+        for question in questions_in_turns(MIX):
             if (question.task, question.id) in done:
                 continue
             if time.monotonic() >= ends:
@@ -101,12 +102,6 @@ def record(path: Path, models: Pair, known: Mapping[str, Mapping[str, float]], *
             file.write(msgspec.json.encode(answer) + b"\n")
             file.flush()
             yield answer
-
-
-def _in_turns() -> Iterator[Question]:
-    columns = [load_questions(task, count) for task, count in MIX.items()]
-    for number in range(max(map(len, columns))):
-        yield from (column[number] for column in columns if number < len(column))
 
 
 def _answer(models: Pair, question: Question, server: float | None) -> Answer:
@@ -165,8 +160,7 @@ def _entropy(prediction: Prediction) -> float:
 
 
 def _sentence_ends(engine: LlamaEngine, ids: Sequence[int]) -> tuple[int, ...]:
-    texts = [_text(engine, [each]) for each in ids]
-    return tuple(count for count, text in enumerate(texts, 1) if "\n" in text or text.rstrip().endswith((".", "!", "?")))
+    return tuple(count for count, each in enumerate(ids, 1) if ends_sentence(_text(engine, [each])))
 
 
 def _in_common(first: Sequence[int | None], second: Sequence[int | None]) -> float:

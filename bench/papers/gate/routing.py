@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.papers.gate.recording import Answer
-from bench.papers.gate.split import FOLDS, fold_of
-from bench.tasks.intervals import DRAWS, Interval, interval_of
+from bench.papers.gate.split import fold_of
+from bench.tasks.intervals import Interval, draw_weights, interval_of
 
 __all__ = ["Measures", "compare", "cross_fitted", "fit_ridge", "left_out", "measure", "recovered"]
 
@@ -70,8 +70,7 @@ def _cpt(shares: Floats, gap: Floats, aim: float) -> Floats:
 
 def _draws(gains: Floats) -> Floats:
     """Return how often each answer is in each draw, once in the first; draws without a gap are left out."""
-    count = len(gains)
-    weights = np.vstack([np.ones(count), np.random.default_rng(1).multinomial(count, np.full(count, 1.0 / count), DRAWS)])
+    weights = draw_weights(len(gains), np.random.default_rng(1))
     return np.asarray(weights[weights @ gains > 0.0])
 
 
@@ -103,19 +102,17 @@ def fit_ridge(rows: Floats, aims: Floats, penalty: float = _RIDGE) -> Callable[[
 
 def cross_fitted(answers: Sequence[Answer], rows: Floats, gains: Floats, penalty: float = _RIDGE) -> Floats:
     """Return scores of which each was fitted on the other folds: the gain that is expected of the server, with its sign turned."""
-    folds = np.array([fold_of(each.task, each.question) for each in answers])
-    scores = np.zeros(len(answers))
-    for fold in range(FOLDS):
-        held = folds == fold
-        scores[held] = -fit_ridge(rows[~held], gains[~held], penalty)(rows[held])
-    return scores
+    return _held_out([fold_of(each.task, each.question) for each in answers], rows, gains, penalty)
 
 
 def left_out(answers: Sequence[Answer], rows: Floats, gains: Floats) -> Floats:
     """Return scores of which each was fitted on the other tasks."""
-    tasks = np.array([each.task for each in answers])
-    scores = np.zeros(len(answers))
-    for task in np.unique(tasks):
-        held = tasks == task
-        scores[held] = -fit_ridge(rows[~held], gains[~held])(rows[held])
+    return _held_out([each.task for each in answers], rows, gains, _RIDGE)
+
+
+def _held_out(groups: Sequence[int] | Sequence[str], rows: Floats, gains: Floats, penalty: float) -> Floats:
+    labels, scores = np.array(groups), np.zeros(len(groups))
+    for group in np.unique(labels):
+        held = labels == group
+        scores[held] = -fit_ridge(rows[~held], gains[~held], penalty)(rows[held])
     return scores

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.papers.synera.results import Result
-from bench.tasks.intervals import DRAWS, Interval, interval_of
+from bench.tasks.intervals import Interval, draw_weights, interval_of
 
 __all__ = ["Comparison", "compare", "default_lines", "score_at"]
 
@@ -50,10 +50,8 @@ def score_at(share: float, costs: Sequence[Floats], scores: Sequence[Floats]) ->
         costs: that of each cell, cheapest first, in each draw.
         scores: score of each cell.
     """
-    cells = [(np.asarray(cost), np.asarray(score)) for cost, score in zip(costs, scores, strict=True)]
-    return np.array(
-        [np.interp(share, [cost[draw] for cost, _ in cells], [score[draw] for _, score in cells]) for draw in range(len(cells[0][0]))]
-    )
+    curves = zip(np.column_stack(costs), np.column_stack(scores), strict=True)
+    return np.array([np.interp(share, cost, score) for cost, score in curves])
 
 
 def compare(tasks: Mapping[str, Results], first: Sequence[str], second: Sequence[str], shares: Sequence[float]) -> list[Comparison]:
@@ -69,7 +67,7 @@ def compare(tasks: Mapping[str, Results], first: Sequence[str], second: Sequence
     for share in shares:
         means: list[tuple[Floats, Floats]] = []
         for task, results in tasks.items():
-            weights = np.vstack([np.ones(len(results)), rng.multinomial(len(results), np.full(len(results), 1 / len(results)), DRAWS)])
+            weights = draw_weights(len(results), rng)
             each = tuple(score_at(share, *_curve(results, names, weights)) for names in (first, second))
             means.append((each[0], each[1]))
             found.append(_comparison(task, share, *means[-1]))

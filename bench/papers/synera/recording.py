@@ -14,7 +14,7 @@ from bench.counted.selective import Pair
 from bench.papers.synera.answers import Chunk, Profile, WrittenAnswer, make_steering, profile_of, replay, write_answers
 from bench.papers.synera.results import Result
 from bench.papers.synera.rules import Cell
-from bench.tasks import Question, load_questions
+from bench.tasks import Question, load_questions, questions_in_turns
 from streamco.policies.offload import OffloadSteering
 
 __all__ = ["Recording", "load_profile", "read_results", "record"]
@@ -77,7 +77,7 @@ def record(
     profile = load_profile(folder, models)
     recordings = {task: Recording(folder, task) for task in tasks}
     steerings = {task: _steerings(recording, cells, profile) for task, recording in recordings.items()}
-    for question in _in_turns(tasks):
+    for question in questions_in_turns(tasks):
         recording = recordings[question.task]
         if question.id in recording.questions or question.id in (packaged or {}).get(question.task, {}):
             continue
@@ -85,12 +85,6 @@ def record(
             return
         recording.add(_answer(models, question, steerings[question.task], min(max_tokens, question.max_tokens)))
         yield question.task, len(recording.lines)
-
-
-def _in_turns(tasks: Mapping[str, int]) -> Iterator[Question]:
-    columns = [load_questions(task, count) for task, count in tasks.items()]
-    for number in range(max(map(len, columns))):
-        yield from (column[number] for column in columns if number < len(column))
 
 
 def _steerings(recording: Recording, cells: Sequence[Cell], profile: Profile) -> dict[Cell, OffloadSteering]:

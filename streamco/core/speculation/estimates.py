@@ -253,6 +253,8 @@ class SpeculationEstimates:
     @property
     def round_energy(self) -> float:
         """Seconds that the energy of the tokens that are drafted in a round is worth."""
+        if not self.energy:
+            return 0.0
         known = self.conditions()
         return known.energy * max(float(known.window), known.drafted or 0.0)
 

@@ -7,7 +7,7 @@ for their hardware, or that the experiment sets. Servers refuse no request here:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from streamco.client.modes.speculation.options import SpeculationOptions, Specul
 from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.speculation.prior import EstimatesPrior
+from streamco.core.verifier.events import SendVerdict
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.emulation.profiles import load_step_times
 from streamco.errors import ConfigError
@@ -197,17 +198,9 @@ class _World:
         self._totals = FleetTotals()
         topology = auto_topology(options.world)
         self._servers = self._make_servers(self._env, topology)
-        self._fleet = Fleet(
-            self._env,
-            devices=self._make_devices(topology),
-            servers=self._servers,
-            routing=routing_policy(options.policy.routing),
-            execution=options.policy.execution,
-            options=self._machine_options(),
-            rng=Random(f"{scenario.seed} routing"),
-            on_outcome=self._on_outcome,
-            on_verdict=self._totals.record_verdict,
-            token_bytes=options.policy.draft_token_bytes,
+        devices = self._make_devices(topology)
+        self._fleet = self._make_fleet(
+            self._env, devices, self._servers, draws="routing", on_outcome=self._on_outcome, on_verdict=self._totals.record_verdict
         )
         workload = options.workload
         self._requests: Iterator[SimulatedRequest] = read_requests(workload, devices=options.world.devices, seed=scenario.seed)
@@ -267,6 +260,31 @@ class _World:
             self._expect_next()
 
     # Devices and servers
+
+    def _make_fleet(
+        self,
+        env: simpy.Environment,
+        devices: Sequence[FleetDevice],
+        servers: Sequence[TargetServer],
+        *,
+        draws: str,
+        on_outcome: Callable[[AnswerOutcome], None] = lambda _: None,
+        on_verdict: Callable[[SendVerdict], None] = lambda _: None,
+    ) -> Fleet:
+        """Return a fleet by the policy; ``draws`` names its random source."""
+        policy = self._options.policy
+        return Fleet(
+            env,
+            devices=devices,
+            servers=servers,
+            routing=routing_policy(policy.routing),
+            execution=policy.execution,
+            options=self._machine_options(),
+            rng=Random(f"{self._scenario.seed} {draws}"),
+            on_outcome=on_outcome,
+            on_verdict=on_verdict,
+            token_bytes=policy.draft_token_bytes,
+        )
 
     def _make_servers(self, env: simpy.Environment, topology: Topology) -> list[TargetServer]:
         policy = self._options.policy
@@ -328,19 +346,9 @@ class _World:
 
     def _learn(self, devices: Mapping[int, FleetDevice], topology: Topology) -> Mapping[int, SpeculationEstimates]:
         """Return what each of these devices knows after ``answers_before`` answers at servers that do nothing else, by its key."""
-        policy, env = self._options.policy, simpy.Environment()
-        fleet = Fleet(
-            env,
-            devices=[*devices.values()],
-            servers=self._make_servers(env, topology),
-            routing=routing_policy(policy.routing),
-            execution=policy.execution,
-            options=self._machine_options(),
-            rng=Random(f"{self._scenario.seed} before"),
-            on_outcome=lambda _: None,
-            token_bytes=policy.draft_token_bytes,
-        )
-        count = policy.answers_before * len(devices)
+        env = simpy.Environment()
+        fleet = self._make_fleet(env, [*devices.values()], self._make_servers(env, topology), draws="before")
+        count = self._options.policy.answers_before * len(devices)
         workload = replace(self._options.workload, requests=count, horizon_s=None, warm_up_s=0.0, arrivals=ArrivalOptions(closed=1))
         for request in read_requests(workload, seed=-1 - self._scenario.seed):  # in another order than those that are measured
             fleet.take(replace(request, device=request.number))
