@@ -1,0 +1,354 @@
+"""Whether a device's answer is good enough: a score of its first tokens, from 0 to 1.
+
+A gate holds the beginning of an answer, asks for its score, and lets a server answer if the score is low. There are two scores:
+
+- ``Perplexity`` needs nothing to learn from. It tells something of answers of a few tokens, and nothing of longer ones.
+- ``LearnedScore`` is fitted on answers of the same app that somebody has rated. No weights come with the package: a score that was
+  fitted on other tasks is worse than chance. docs/research/quality.md has the figures.
+
+``SteeredThreshold`` finds the score below which the server answers, so that a budget is spent and not exceeded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
+
+from msgspec import Meta, Struct
+
+from streamco.config import check_share
+from streamco.errors import ConfigError
+from streamco.lazy_numpy import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+__all__ = [
+    "MAX_LABELS",
+    "MAX_TOKENS",
+    "MIN_LABELS",
+    "AnswerFacts",
+    "LearnedScore",
+    "Perplexity",
+    "RatedAnswer",
+    "Score",
+    "SteeredThreshold",
+    "fit_logistic",
+]
+
+MAX_TOKENS = 16
+"""Tokens of an answer's beginning that a score looks at; further ones tell no more."""
+
+MAX_LABELS = 1000
+"""Rated answers that a learned score keeps, the latest ones."""
+
+MIN_LABELS = 100
+"""Rated answers from which on a learned score was ahead of the perplexity, where it was so at all (docs/research/quality.md)."""
+
+_MAX_TASKS = 16  # tasks that have a weight of their own
+_LEAST = 1e-6  # a probability that was rounded to 0
+_PENALTY = 1.0
+_FREE = 1e-3  # penalty of the first weight, so that it is finite whatever the labels are
+_REFIT = 20  # a fit is made again when a twentieth of the labels is new
+_MAX_STEPS, _CLOSE = 25, 1e-6  # of Newton's method
+_HIGHEST_LOGIT = 30.0
+
+_WINDOW = 256  # answers that a threshold follows from
+_MIN_SCORES = 20
+_FIRST_THRESHOLD, _HIGHEST_THRESHOLD = 0.5, 0.9
+
+_Share = Annotated[float, Meta(ge=0, le=1)]
+_Count = Annotated[int, Meta(ge=0)]
+
+
+class AnswerFacts(Struct, frozen=True, kw_only=True):
+    """What is known of a device's answer when it is scored.
+
+    Args:
+        probabilities: the model's own probability of each of the answer's first tokens, 0..1. There is one at least, and those after
+            the 16th are ignored.
+        is_complete: True if the answer has ended already.
+        prompt_tokens: length of the prompt.
+        task: the caller's name for the kind of task; None: none given.
+    """
+
+    probabilities: tuple[float, ...]
+    is_complete: bool
+    prompt_tokens: int
+    task: str | None = None
+
+
+class Score(Protocol):
+    """A score of a device's answer."""
+
+    def score(self, facts: AnswerFacts, /) -> float:
+        """Return how good the answer seems, 0..1; some probability of a token must be known."""
+        ...
+
+
+class Perplexity:
+    """The plain score: 1 over the perplexity, the geometric mean of the tokens' probabilities. Implements ``Score``.
+
+    It is no probability of a good answer. An answer of which the model is sure may well be wrong.
+    """
+
+    def score(self, facts: AnswerFacts) -> float:
+        """Return the geometric mean of the probabilities, 0..1; some probability must be known."""
+        return _geometric_mean(_logarithms(facts))
+
+
+class RatedAnswer(Struct, frozen=True, kw_only=True):
+    """What a learned score keeps of an answer that was rated: a few numbers, no text and no ids of tokens.
+
+    Args:
+        mean: geometric mean of the tokens' probabilities.
+        tenth, median: quantiles of the tokens' probabilities; a tenth and a half of the tokens were less likely.
+        tokens: number of the probabilities.
+        is_complete: True if the answer had ended with them.
+        prompt_tokens: length of the prompt.
+        task: the caller's name for the kind of task; None: none given.
+        good: True if the answer was good.
+    """
+
+    mean: _Share
+    tenth: _Share
+    median: _Share
+    tokens: _Count
+    is_complete: bool
+    prompt_tokens: _Count
+    task: str | None = None
+    good: bool
+
+
+class LearnedScore:
+    """The probability that an answer is good, learned from an app's own ratings. Implements ``Score``.
+
+    It is a logistic regression with an L2 penalty on how likely the tokens were, on the lengths of prompt and answer, and on the task. A
+    rating may come from a user, or from a comparison with the server's answer. The latest 1,000 count. A fit is made by the first score
+    that is asked for after a twentieth of the labels is new. The same calls give the same scores.
+
+    Args:
+        examples: answers that were rated before, as ``examples`` returns them, oldest first.
+        min_labels: rated answers that are needed; a tenth of this number must be good, and as many must not be.
+
+    Raises:
+        ConfigError: fewer than 2 labels are said to be enough.
+    """
+
+    def __init__(self, examples: Iterable[RatedAnswer] = (), *, min_labels: int = MIN_LABELS) -> None:
+        if min_labels < 2:
+            raise ConfigError(f"learned score: expected min_labels of 2 or more, got {min_labels}")
+        self._examples = deque(examples, MAX_LABELS)
+        self._good = sum(each.good for each in self._examples)
+        self._min_labels = min_labels
+        self._fit: _Fit | None = None
+        self._new = 0  # labels since the last fit
+
+    def observe(self, facts: AnswerFacts, good: bool) -> None:
+        """Learn from an answer.
+
+        Args:
+            facts: what was known when it was scored.
+            good: True if the device's answer was good enough. If a server's answer would have been only slightly better, it was. A
+                stricter rule sends answers to the server that gain little there, and the perplexity is a better score.
+        """
+        if self.labels == MAX_LABELS:
+            self._good -= self._examples[0].good
+        self._examples.append(_rated(facts, good))
+        self._good += good
+        self._new += 1
+
+    @property
+    def labels(self) -> int:
+        """Number of rated answers that count, 0 to 1,000."""
+        return len(self._examples)
+
+    @property
+    def examples(self) -> list[RatedAnswer]:
+        """The rated answers that count, oldest first."""
+        return list(self._examples)
+
+    @property
+    def is_ready(self) -> bool:
+        """True if there are enough rated answers of both kinds; until then a score is the perplexity's."""
+        return self.labels >= self._min_labels and min(self._good, self.labels - self._good) >= max(1, self._min_labels // 10)
+
+    def score(self, facts: AnswerFacts) -> float:
+        """Return the probability that the answer is good, 0..1; some probability of a token must be known.
+
+        A task that has not been rated yet, or is none of the 16 that were rated most often, counts as an average one. Until ``is_ready``
+        the score is the perplexity's, which is no probability.
+        """
+        answer = _rated(facts, good=False)  # the label isn't read
+        if not self.is_ready:
+            return answer.mean
+        if self._fit is None or self._new * _REFIT >= self.labels:
+            self._fit, self._new = _Fit.of(self._examples), 0
+        return self._fit.score(answer)
+
+
+class SteeredThreshold:
+    """The score below which the server answers, so that a share of the prompt tokens goes to the server.
+
+    It follows from the last 256 answers. Their scores must be of one kind, so begin a new one when another score is asked.
+    """
+
+    def __init__(self) -> None:
+        self._answers: deque[tuple[float | None, int, bool]] = deque(maxlen=_WINDOW)
+
+    def record(self, score: float | None, tokens: int, *, at_once: bool) -> None:
+        """Take the next answer, whoever gave it.
+
+        Args:
+            score: of the device's first tokens, 0..1; None: not known.
+            tokens: length of the prompt.
+            at_once: the server was started without waiting for a score, so its tokens are spent.
+        """
+        self._answers.append((score, tokens, at_once))
+
+    def threshold(self, budget: float) -> float:
+        """Return the threshold, 0..0.9: the server should answer where the score is lower.
+
+        Of the last answers, those with lower scores have as many prompt tokens as servers that were started at once have left of the
+        budget, or fewer by less than the next answer's. Equal scores stay on one side. The threshold is 0.5 until 20 scores of answers
+        are known whose servers were not started at once.
+
+        Args:
+            budget: share of all prompt tokens that the server may process, 0..1.
+
+        Raises:
+            ConfigError: a budget outside 0..1.
+        """
+        check_share("budget", budget)
+        waited = sorted((score, tokens) for score, tokens, at_once in self._answers if score is not None and not at_once)
+        if len(waited) < _MIN_SCORES:
+            return _FIRST_THRESHOLD
+        left = sum(tokens * (budget - at_once) for _, tokens, at_once in self._answers) + 1e-6  # which rounding may have taken
+        for score, tokens in waited:
+            left -= tokens
+            if left < 0.0:
+                return min(score, _HIGHEST_THRESHOLD)
+        return _HIGHEST_THRESHOLD
+
+
+def fit_logistic(rows: Floats, is_good: Floats, penalties: Floats) -> Floats:
+    """Return the weights of a logistic regression with an L2 penalty, shape (columns,), by Newton's method.
+
+    They minimise the sum of -log p(label) and of penalty * weight^2 / 2. A step that would overshoot is halved.
+
+    Args:
+        rows: inputs, shape (labels, columns).
+        is_good: labels, 0.0 or 1.0, shape (labels,).
+        penalties: above 0, shape (columns,).
+    """
+
+    def loss(weights: Floats) -> float:
+        logits = rows @ weights
+        return float(np.logaddexp(0.0, logits).sum() - is_good @ logits + 0.5 * penalties @ weights**2)
+
+    weights = np.zeros(rows.shape[1])
+    for _ in range(_MAX_STEPS):
+        expected = 0.5 * (1.0 + np.tanh(0.5 * (rows @ weights)))
+        slope = rows.T @ (expected - is_good) + penalties * weights
+        curvature = (rows.T * (expected * (1.0 - expected))) @ rows + np.diag(penalties)
+        step = np.linalg.solve(curvature, slope)
+        before = loss(weights)
+        while np.abs(step).max() > _CLOSE and loss(weights - step) > before:
+            step = step / 2.0
+        weights = weights - step
+        if np.abs(step).max() <= _CLOSE:
+            break
+    return weights
+
+
+class _Fit(NamedTuple):
+    """What was learned. Inputs are clamped to the range that was seen, and the weights normalise them.
+
+    Args:
+        intercept: logit of an average answer.
+        weights, low, high: weight and range of each input, shape (inputs,).
+        tasks: what each task adds to the logit.
+    """
+
+    intercept: float
+    weights: Floats
+    low: Floats
+    high: Floats
+    tasks: dict[str, float]
+
+    @classmethod
+    def of(cls, answers: Sequence[RatedAnswer]) -> _Fit:
+        tasks, inputs = _frequent_tasks(answers), _inputs(answers)
+        mean, deviation = inputs.mean(axis=0), inputs.std(axis=0)
+        deviation[deviation < 1e-9] = 1.0  # the same for all: its weight is 0
+        rows = np.hstack([np.ones((len(answers), 1)), (inputs - mean) / deviation, _one_hot(answers, tasks)])
+        penalties = np.array([_FREE, *[_PENALTY] * (rows.shape[1] - 1)])
+        found = fit_logistic(rows, np.array([float(each.good) for each in answers]), penalties)
+        weights, of_tasks = found[1 : 1 + mean.size] / deviation, found[1 + mean.size :]
+        return cls(
+            intercept=float(found[0] - weights @ mean),
+            weights=weights,
+            low=inputs.min(axis=0),
+            high=inputs.max(axis=0),
+            tasks=dict(zip(tasks, of_tasks.tolist(), strict=True)),
+        )
+
+    def score(self, answer: RatedAnswer) -> float:
+        known = np.clip(_inputs([answer])[0], self.low, self.high)
+        logit = self.intercept + float(self.weights @ known) + self.tasks.get(answer.task or "", 0.0)
+        return 1.0 / (1.0 + math.exp(-min(_HIGHEST_LOGIT, max(-_HIGHEST_LOGIT, logit))))
+
+
+def _rated(facts: AnswerFacts, good: bool) -> RatedAnswer:
+    logs = sorted(_logarithms(facts))
+    return RatedAnswer(
+        mean=_geometric_mean(logs),
+        tenth=math.exp(_quantile(logs, 0.1)),
+        median=math.exp(_quantile(logs, 0.5)),
+        tokens=len(logs),
+        is_complete=facts.is_complete,
+        prompt_tokens=facts.prompt_tokens,
+        task=facts.task,
+        good=good,
+    )
+
+
+def _inputs(answers: Sequence[RatedAnswer]) -> Floats:
+    """Return the numbers that a fit is made of, shape (answers, 6)."""
+    rows = np.array([(each.mean, each.tenth, each.median, each.tokens, each.prompt_tokens, each.is_complete) for each in answers], float)
+    rows[:, :5] = np.log(np.maximum(rows[:, :5], (_LEAST, _LEAST, _LEAST, 1.0, 1.0)))
+    return rows
+
+
+def _logarithms(facts: AnswerFacts) -> list[float]:
+    assert facts.probabilities, "a score needs the probability of some token"
+    return [math.log(min(1.0, max(_LEAST, each))) for each in facts.probabilities[:MAX_TOKENS]]
+
+
+def _geometric_mean(logarithms: Sequence[float]) -> float:
+    return math.exp(math.fsum(logarithms) / len(logarithms))
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    """Return a quantile of sorted values, linear between them."""
+    place = share * (len(values) - 1)
+    below = int(place)
+    return values[below] + (place - below) * (values[min(below + 1, len(values) - 1)] - values[below])
+
+
+def _frequent_tasks(answers: Iterable[RatedAnswer]) -> list[str]:
+    counts = Counter(each.task for each in answers if each.task)
+    return sorted(counts, key=lambda task: (-counts[task], task))[:_MAX_TASKS]
+
+
+def _one_hot(answers: Sequence[RatedAnswer], tasks: Sequence[str]) -> Floats:
+    """Return 1.0 at each answer's task, shape (answers, tasks)."""
+    columns, found = {task: column for column, task in enumerate(tasks)}, np.zeros((len(answers), len(tasks)))
+    for row, each in enumerate(answers):
+        if each.task in columns:
+            found[row, columns[each.task]] = 1.0
+    return found
