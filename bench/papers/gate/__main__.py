@@ -19,9 +19,10 @@ import numpy as np
 
 from bench.counted.selective import Pair
 from bench.pairs import model_file
+from bench.papers.gate.ratings import rated_lines
 from bench.papers.gate.recording import RECORDED, WORD_BINS, Answer, package, read_answers, record
-from bench.papers.gate.routing import Floats, compare, cross_fitted, left_out, measure
-from bench.papers.gate.signals import PLAIN, SHORT, features
+from bench.papers.gate.routing import USUAL, Floats, compare_lines, cross_fitted, gains_of, left_out
+from bench.papers.gate.signals import PLAIN, features
 from bench.papers.synera.results import read_package
 from bench.tables import replace_table
 from streamco.engines.base import EngineOptions
@@ -73,15 +74,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 sys.stderr.write(f"{count}: {answer.task}\n")
                 sys.stderr.flush()
     elif options.update:
-        page = options.update.read_text(encoding="utf-8")
-        options.update.write_text(replace_table(page, "gate", "\n".join(table(read_answers(), SHOWN))), encoding="utf-8")
+        page, answers = options.update.read_text(encoding="utf-8"), read_answers()
+        for name, lines in (("gate", table(answers, SHOWN)), ("ratings", learned_table(answers))):
+            page = replace_table(page, name, "\n".join(lines))
+        options.update.write_text(page, encoding="utf-8")
     else:
-        print("\n".join(table(read_answers(options.file or RECORDED))))
+        answers = read_answers(options.file or RECORDED)
+        print("\n".join((*table(answers), *learned_table(answers))))
 
 
 def scores_of(answers: Sequence[Answer]) -> dict[str, Floats]:
     """Return every contender's scores of these answers, by its name."""
-    gains = np.array([each.server - each.device for each in answers])
+    gains = gains_of(answers)
     tasks = sorted({each.task for each in answers})
     found = {name: np.array([signal(each) for each in answers]) for name, signal in PLAIN.items()}
 
@@ -110,20 +114,15 @@ def scores_of(answers: Sequence[Answer]) -> dict[str, Floats]:
 
 def table(answers: Sequence[Answer], shown: Sequence[str] = ()) -> Iterator[str]:
     """Yield the lines of the table, in Markdown: pooled, short and long answers apart. ``shown``: only these scores; empty: all."""
-    gains = np.array([each.server - each.device for each in answers])
-    short = np.array([len(each.chosen) <= SHORT for each in answers])
     scores = scores_of(answers)
-    parts = {"all": np.ones(len(answers), dtype=bool), "short": short, "longer": ~short}
-    yield f"| | {' | '.join(f'APGR, {name} ({part.sum()})' for name, part in parts.items())} | CPT 50 | CPT 80 | less perplexity's |"
-    yield "|---|---|---|---|---|---|---|"
-    usual = scores["perplexity, 16 tokens"]
-    for name, each in scores.items():
-        if shown and name not in shown:
-            continue
-        cells = [measure(each[part], gains[part]) for part in parts.values()]
-        over = compare(each, usual, gains).show(2, sign="+")
-        values = [*(cell.apgr for cell in cells), cells[0].cpt_50, cells[0].cpt_80]
-        yield f"| {name} | {' | '.join(value.show(2) for value in values)} | {over} |"
+    wanted = {name: each for name, each in scores.items() if name in shown or not shown}
+    yield from compare_lines(answers, wanted, {"less perplexity's": scores[USUAL]})
+
+
+def learned_table(answers: Sequence[Answer]) -> Iterator[str]:
+    """Yield the lines of the tables about the score that is learned from ratings, in Markdown."""
+    scores = scores_of(answers)
+    yield from rated_lines(answers, {name: scores[name] for name in (USUAL, "task known, then perplexity")})
 
 
 if __name__ == "__main__":

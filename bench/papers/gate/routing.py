@@ -7,17 +7,35 @@ when half of the gap is recovered for the first time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.papers.gate.recording import Answer
+from bench.papers.gate.signals import SHORT
 from bench.papers.gate.split import fold_of
+from bench.tables import table_lines
 from bench.tasks.intervals import Interval, draw_weights, interval_of
 
-__all__ = ["Measures", "compare", "cross_fitted", "fit_ridge", "left_out", "measure", "recovered"]
+__all__ = [
+    "USUAL",
+    "Floats",
+    "Measures",
+    "apgr",
+    "compare",
+    "compare_lines",
+    "cross_fitted",
+    "fit_ridge",
+    "gains_of",
+    "left_out",
+    "measure",
+    "recovered",
+]
+
+USUAL = "perplexity, 16 tokens"
+"""The score that others are compared with."""
 
 Floats = NDArray[np.float64]
 _RIDGE = 10.0
@@ -74,6 +92,11 @@ def _draws(gains: Floats) -> Floats:
     return np.asarray(weights[weights @ gains > 0.0])
 
 
+def apgr(scores: Floats, gains: Floats) -> float:
+    """Return a score's APGR on these answers, without an interval."""
+    return float(_apgr(*recovered(scores, gains, np.ones((1, len(gains)))))[0])
+
+
 def measure(scores: Floats, gains: Floats) -> Measures:
     """Return a score's measures on these answers, with intervals of 95 %."""
     shares, gap = recovered(scores, gains, _draws(gains))
@@ -84,6 +107,32 @@ def compare(first: Floats, second: Floats, gains: Floats) -> Interval:
     """Return the APGR of a score less that of another, of the same draws of answers."""
     weights = _draws(gains)
     return interval_of(_apgr(*recovered(first, gains, weights)) - _apgr(*recovered(second, gains, weights)))
+
+
+def gains_of(answers: Sequence[Answer]) -> Floats:
+    """Return the server's score of each answer less the device's."""
+    return np.array([each.server - each.device for each in answers])
+
+
+def compare_lines(answers: Sequence[Answer], scores: Mapping[str, Floats], against: Mapping[str, Floats]) -> Iterator[str]:
+    """Yield the lines of a table of scores, in Markdown: all answers, and short and longer ones apart.
+
+    Args:
+        answers: the answers.
+        scores: by their names, in the order of the lines.
+        against: a score that all are compared with, by the heading of its column.
+    """
+    gains, short = gains_of(answers), np.array([len(each.chosen) <= SHORT for each in answers])
+    parts = {"all": np.ones(len(answers), dtype=bool), "short": short, "longer": ~short}
+
+    def row(name: str) -> list[str]:
+        cells = [measure(scores[name][part], gains[part]) for part in parts.values()]
+        values = [*(cell.apgr for cell in cells), cells[0].cpt_50, cells[0].cpt_80]
+        over = [compare(scores[name], other, gains).show(2, sign="+") for other in against.values()]
+        return [name, *(value.show(2) for value in values), *over]
+
+    head = ["", *(f"APGR, {name} ({part.sum()})" for name, part in parts.items()), "CPT 50", "CPT 80", *against]
+    yield from table_lines(head, map(row, scores))
 
 
 def fit_ridge(rows: Floats, aims: Floats, penalty: float = _RIDGE) -> Callable[[Floats], Floats]:
