@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from streamco.engines.llamacpp.bundled_model import packaged_model
     from streamco.errors import AllEndpointsFailed, ConfigError, DegradedError, EndpointError, PromptError, StreamcoError
     from streamco.policies.dispatch import Decision, DispatchPolicy
-    from streamco.policies.eligibility import QualityGate
+    from streamco.policies.eligibility import RequestGate
 
 __version__ = "0.1.0"
 
@@ -65,7 +65,7 @@ _HOMES = {
     "streamco.engines.llamacpp.bundled_model": ("packaged_model",),
     "streamco.errors": ("AllEndpointsFailed", "ConfigError", "DegradedError", "EndpointError", "PromptError", "StreamcoError"),
     "streamco.policies.dispatch": ("Decision", "DispatchPolicy"),
-    "streamco.policies.eligibility": ("QualityGate",),
+    "streamco.policies.eligibility": ("RequestGate",),
 }
 __all__ = [
     "AllEndpointsFailed",
@@ -85,8 +85,8 @@ __all__ = [
     "MigrationOptions",
     "OpenAIEndpoint",
     "PromptError",
-    "QualityGate",
     "Race",
+    "RequestGate",
     "RetryPolicy",
     "SamplingOptions",
     "Speculate",

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from bench.report import Row, add_arguments, emit
 from bench.traces import data_folder
-from streamco.policies.eligibility import Gate, QualityGate, RequestFacts
+from streamco.policies.eligibility import Gate, RequestFacts, RequestGate
 
 __all__ = ["Answer", "calibrate_length", "calibrate_tasks", "judge_gate", "load_answers", "main"]
 
@@ -67,7 +67,7 @@ def load_answers() -> list[Answer]:
         ]
 
 
-def calibrate_length(answers: Sequence[Answer], loss: float) -> QualityGate:
+def calibrate_length(answers: Sequence[Answer], loss: float) -> RequestGate:
     """The longest limit in characters at which no more than ``loss`` of the strong model's right answers is given up."""
     allowed = loss * sum(answer.strong for answer in answers)
     limit, lost = 0, 0
@@ -77,10 +77,10 @@ def calibrate_length(answers: Sequence[Answer], loss: float) -> QualityGate:
         is_last_of_length = index + 1 == len(ordered) or ordered[index + 1].prompt_chars > answer.prompt_chars
         if is_last_of_length and lost <= allowed:
             limit = answer.prompt_chars
-    return QualityGate(longest_prompt_chars=limit)
+    return RequestGate(longest_prompt_chars=limit)
 
 
-def calibrate_tasks(answers: Sequence[Answer], loss: float) -> QualityGate:
+def calibrate_tasks(answers: Sequence[Answer], loss: float) -> RequestGate:
     """The tasks that lose least, as many as fit into the loss.
 
     Tasks picked because they lost little among few rows lose more among others, so each task's loss is first drawn towards the mean of
@@ -98,7 +98,7 @@ def calibrate_tasks(answers: Sequence[Answer], loss: float) -> QualityGate:
         if allowed < 0:
             break
         chosen.add(task)
-    return QualityGate(tasks=frozenset(chosen))
+    return RequestGate(tasks=frozenset(chosen))
 
 
 def judge_gate(gate: Gate, answers: Sequence[Answer]) -> tuple[float, float]:

@@ -118,7 +118,7 @@ class Request(Struct, frozen=True, kw_only=True):
             with ``Capabilities.pre_copy`` "append" reads only what it has not kept yet and makes no token. One with "warm" has to make a
             token, and bills for all it reads. Nothing that comes before ``StreamEnded`` is part of the answer.
         max_buffered: tokens that a device may keep for a reader that is slower; then its sequence is parked. None: the engine's own limit.
-        task: the caller's name for the kind of task, which a quality gate may ask for; None: none given. It is not sent.
+        task: the caller's name for the kind of task, which a request gate may ask for; None: none given. It is not sent.
         server_limit: longest answer of a server in tokens, if ``sampling.max_tokens`` has no limit. A device ignores it. A speculated
             answer is no longer either. None: no limit.
     """

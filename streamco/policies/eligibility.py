@@ -1,7 +1,7 @@
 """Eligibility: which sides can serve a request at all, before the dispatch policy chooses.
 
 A request goes to both sides only if both can serve it. Otherwise it goes to the one that can, and the reason goes into the report. A
-quality gate keeps requests away from a device model that isn't good enough for them. The paper assumes a device model that is good enough
+request gate keeps requests away from a device model that isn't good enough for them. The paper assumes a device model that is good enough
 for all (DiSCo section 6).
 """
 
@@ -19,7 +19,7 @@ __all__ = [
     "Eligibility",
     "Exclusion",
     "Gate",
-    "QualityGate",
+    "RequestGate",
     "RequestFacts",
     "SideFacts",
     "check_eligibility",
@@ -87,8 +87,8 @@ class SideFacts(Struct, frozen=True, kw_only=True):
 Gate = Callable[[RequestFacts], bool]  # True: the device model is good enough for the request
 
 
-class QualityGate(Struct, frozen=True, kw_only=True):
-    """A quality gate by thresholds; each one that is set must hold for the device to be used.
+class RequestGate(Struct, frozen=True, kw_only=True):
+    """A request gate by thresholds; each one that is set must hold for the device to be used.
 
     Args:
         longest_prompt_tokens: longer prompts are kept away from the device.
@@ -104,7 +104,7 @@ class QualityGate(Struct, frozen=True, kw_only=True):
         for field in ("longest_prompt_tokens", "longest_prompt_chars"):
             value = getattr(self, field)
             if value is not None and value < 0:
-                raise ConfigError(f"quality gate: {field}: expected >= 0 or None, got {value!r}")
+                raise ConfigError(f"request gate: {field}: expected >= 0 or None, got {value!r}")
 
     def __call__(self, request: RequestFacts) -> bool:
         """Return True if the device model is good enough for this request."""
@@ -162,13 +162,13 @@ def check_eligibility(
         request: properties of the request.
         device: capabilities of the device; None: there is no device.
         server: capabilities of the server; None: there is no server.
-        gate: the quality gate; None: the device model is good enough for every request.
+        gate: the request gate; None: the device model is good enough for every request.
         hedge_tools: allow both sides at once even for requests with tools, though their calls may have side effects.
         kept_out_by: the setting that keeps out the side that is None; "": there is no such side.
     """
     from_device = _absence("device", kept_out_by) if device is None else _why_not(request, device)
     if not from_device and gate is not None and not gate(request):
-        from_device = "quality gate"
+        from_device = "request gate"
     from_server = _absence("server", kept_out_by) if server is None else _why_not(request, server)
     held_back = request.has_tools and not hedge_tools
     reasons = [f"device: {from_device}"] if from_device else []

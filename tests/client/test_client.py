@@ -36,7 +36,7 @@ from streamco.errors import (
     StreamcoError,
 )
 from streamco.openai_types import CompletionUsage
-from streamco.policies.eligibility import QualityGate, RequestFacts
+from streamco.policies.eligibility import RequestFacts, RequestGate
 from streamco.profiles import PairProfile, Profile
 from streamco.testing import Cut, RecordedRequest, ScriptedResponse, ScriptedServer, chunk_event, json_answer, stream_answer
 from streamco.testing.endpoint import ScriptedEndpoint
@@ -412,13 +412,13 @@ async def test_a_prompt_too_long_for_the_only_side_is_refused_with_the_reason() 
             await ask(client)
 
 
-async def test_the_quality_gate_keeps_long_prompts_from_the_device() -> None:
-    options = Race(gate=QualityGate(longest_prompt_chars=20))
+async def test_the_request_gate_keeps_long_prompts_from_the_device() -> None:
+    options = Race(gate=RequestGate(longest_prompt_chars=20))
     async with opened(device(words(0.0, 0.0, prefix="d")), server([(0.05, "S")]), dispatch=options, **BOTH) as client:
         assert await ask(client, "short") == "d0 d1 "
         stream = client.stream("a much longer question than that")
         assert await tokens_text(stream) == "S"
-        assert stream.report.dispatch.reason == "device: quality gate"
+        assert stream.report.dispatch.reason == "device: request gate"
 
 
 async def test_a_gate_of_the_callers_own_sees_the_facts() -> None:

@@ -9,8 +9,8 @@ from streamco.errors import CONTEXT_EXCEEDED, ConfigError
 from streamco.policies.dispatch import Decision
 from streamco.policies.eligibility import (
     Eligibility,
-    QualityGate,
     RequestFacts,
+    RequestGate,
     SideFacts,
     check_eligibility,
     exclusions,
@@ -85,7 +85,7 @@ def test_tools_are_hedged_only_when_asked_for() -> None:
 
 def test_a_gate_keeps_requests_from_the_device() -> None:
     found = check_eligibility(PLAIN, device=DEVICE, server=SERVER, gate=lambda request: request.prompt_tokens < 10)
-    assert found == Eligibility(device=False, server=True, hedge=False, reason="device: quality gate")
+    assert found == Eligibility(device=False, server=True, hedge=False, reason="device: request gate")
     assert check_eligibility(
         RequestFacts(prompt_tokens=4), device=DEVICE, server=SERVER, gate=lambda request: request.prompt_tokens < 10
     ).device
@@ -106,25 +106,25 @@ def test_a_gate_is_not_asked_about_what_the_device_can_not_do() -> None:
 @pytest.mark.parametrize(
     ("gate", "request_facts", "passes"),
     [
-        (QualityGate(), RequestFacts(prompt_tokens=10**6), True),
-        (QualityGate(longest_prompt_tokens=50), RequestFacts(prompt_tokens=50), True),
-        (QualityGate(longest_prompt_tokens=50), RequestFacts(prompt_tokens=51), False),
-        (QualityGate(longest_prompt_chars=200), RequestFacts(prompt_tokens=1, prompt_chars=200), True),
-        (QualityGate(longest_prompt_chars=200), RequestFacts(prompt_tokens=1, prompt_chars=201), False),
-        (QualityGate(longest_prompt_chars=200), RequestFacts(prompt_tokens=1), True),
-        (QualityGate(tasks=frozenset({"chat"})), RequestFacts(prompt_tokens=1, task="chat"), True),
-        (QualityGate(tasks=frozenset({"chat"})), RequestFacts(prompt_tokens=1, task="math"), False),
-        (QualityGate(tasks=frozenset({"chat"})), RequestFacts(prompt_tokens=1), False),
-        (QualityGate(longest_prompt_tokens=50, tasks=frozenset({"chat"})), RequestFacts(prompt_tokens=60, task="chat"), False),
+        (RequestGate(), RequestFacts(prompt_tokens=10**6), True),
+        (RequestGate(longest_prompt_tokens=50), RequestFacts(prompt_tokens=50), True),
+        (RequestGate(longest_prompt_tokens=50), RequestFacts(prompt_tokens=51), False),
+        (RequestGate(longest_prompt_chars=200), RequestFacts(prompt_tokens=1, prompt_chars=200), True),
+        (RequestGate(longest_prompt_chars=200), RequestFacts(prompt_tokens=1, prompt_chars=201), False),
+        (RequestGate(longest_prompt_chars=200), RequestFacts(prompt_tokens=1), True),
+        (RequestGate(tasks=frozenset({"chat"})), RequestFacts(prompt_tokens=1, task="chat"), True),
+        (RequestGate(tasks=frozenset({"chat"})), RequestFacts(prompt_tokens=1, task="math"), False),
+        (RequestGate(tasks=frozenset({"chat"})), RequestFacts(prompt_tokens=1), False),
+        (RequestGate(longest_prompt_tokens=50, tasks=frozenset({"chat"})), RequestFacts(prompt_tokens=60, task="chat"), False),
     ],
 )
-def test_thresholds_hold_together(gate: QualityGate, request_facts: RequestFacts, passes: bool) -> None:
+def test_thresholds_hold_together(gate: RequestGate, request_facts: RequestFacts, passes: bool) -> None:
     assert gate(request_facts) is passes
 
 
 def test_a_negative_threshold_is_refused() -> None:
-    with pytest.raises(ConfigError, match="quality gate: longest_prompt_chars: expected >= 0 or None, got -1"):
-        QualityGate(longest_prompt_chars=-1)
+    with pytest.raises(ConfigError, match="request gate: longest_prompt_chars: expected >= 0 or None, got -1"):
+        RequestGate(longest_prompt_chars=-1)
 
 
 # Decisions

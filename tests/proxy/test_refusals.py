@@ -109,4 +109,4 @@ async def test_a_gate_that_keeps_the_only_side_out_blames_no_field() -> None:
     async with proxying(device(), dispatch=Race(gate=lambda _: False)) as proxy:
         status, body = await proxy.post(CHAT, HELLO)
     assert (status, body["error"]["param"], body["error"]["code"]) == (400, None, None)
-    assert "quality gate" in body["error"]["message"]
+    assert "request gate" in body["error"]["message"]

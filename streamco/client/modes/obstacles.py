@@ -44,13 +44,13 @@ def find_obstacles(
 ) -> Mapping[str, Obstacle]:
     """Return why endpoints can't serve a request that others would have to serve in their place, by name.
 
-    A device that the quality gate keeps out isn't in it, because that was asked for, nor are fallbacks of a server that can serve it.
+    A device that the request gate keeps out isn't in it, because that was asked for, nor are fallbacks of a server that can serve it.
 
     Args:
         facts: properties of the request.
         device: the device; None: there is none.
         servers: the servers, in the order of their use.
-        gate: the quality gate; None: there is none.
+        gate: the request gate; None: there is none.
         shortens: the device may give a shorter answer than was asked for.
     """
     found: dict[str, Obstacle] = {}

@@ -34,7 +34,7 @@ class DispatchRecord:
         attempts: planned attempts of the race.
         device: name of the device endpoint.
         facts: facts of the request that decide which endpoints can serve it.
-        obstacles: why endpoints can't serve the request though others can, by name. A device that the quality gate keeps out isn't in it.
+        obstacles: why endpoints can't serve the request though others can, by name. A device that the request gate keeps out isn't in it.
         without_effect: why the policy has no effect, as a sentence; "": it has.
         late: why endpoints are asked after others, because by an estimate they lack the room for the prompt, by name.
         resting: why endpoints are asked after others, because they have just failed, by name.
