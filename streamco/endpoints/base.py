@@ -269,6 +269,18 @@ def watch_retries(stream: EndpointStream, on_retry: OnRetry) -> None:
         stream.on_retry = on_retry
 
 
+def pause(stream: EndpointStream) -> None:
+    """Have a stream's endpoint stop computing until ``resume``; one that can't is stopped by not being read, sooner or later."""
+    if (hold := getattr(stream, "pause", None)) is not None:
+        hold()
+
+
+def resume(stream: EndpointStream) -> None:
+    """Have a paused stream's endpoint go on."""
+    if (go_on := getattr(stream, "resume", None)) is not None:
+        go_on()
+
+
 def idle_of(stream: EndpointStream) -> float:
     """Return the seconds so far in which no task waited for a stream; 0: it doesn't count them."""
     idle: float = getattr(stream, "idle", 0.0)

@@ -382,6 +382,16 @@ class DeviceStream:
         self._notify()  # a receive that waits raises StreamClosed
         self._close()
 
+    def pause(self) -> None:
+        """Have the engine stop computing, and keep what it has, until ``resume``."""
+        if self._generation is not None:
+            self._generation.pause()
+
+    def resume(self) -> None:
+        """Have the engine go on after ``pause``."""
+        if self._generation is not None:
+            self._generation.resume()
+
     def _take(self) -> list[TextPiece]:
         if self._generation is None or self._end is not None:
             return []

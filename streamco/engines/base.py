@@ -177,6 +177,14 @@ class Generation(Protocol):
         """Ask to stop; ``take`` gives the end with reason ``cancelled`` soon after. Idempotent, never blocks."""
         ...
 
+    def pause(self) -> None:
+        """Ask to compute nothing until ``resume``, and to keep what there is; the token under way may still come. Never blocks."""
+        ...
+
+    def resume(self) -> None:
+        """Go on after ``pause``. Never blocks."""
+        ...
+
 
 class TokenVocabulary(Protocol):
     """The token ids of a model and their text; every engine is one."""

@@ -1,6 +1,6 @@
 """One running generation: the engine's side writes pieces, the consumer's side takes them.
 
-The two sides share the ring, ``is_cancelled`` and ``_end``. Everything else belongs to the engine's thread.
+The two sides share the ring, ``is_cancelled``, ``_is_paused`` and ``_end``. Everything else belongs to the engine's thread.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class RunningGeneration:
         self.next_token: int | None = None  # drawn and emitted, but not yet decoded
         self.is_cancelled = False
         self.is_parked = False
+        self._is_paused = False  # set by the consumer's side
         self._consumer = Consumer(wake)
         self._engine = engine
         self._ring: Ring[TextPiece] = Ring(buffered)
@@ -119,6 +120,15 @@ class RunningGeneration:
             self.is_cancelled = True
             self._engine.interrupt(self)
             self._engine.notify()
+
+    def pause(self) -> None:
+        """Ask to be parked after the next token, until ``resume``; never blocks."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Go on after ``pause``; never blocks."""
+        self._is_paused = False
+        self._engine.notify()
 
     # The engine's side
 
@@ -217,7 +227,10 @@ class RunningGeneration:
                 return
 
     def _park_if_full(self) -> None:
-        """Park if as many tokens wait as may, however few pieces they are."""
+        """Park if the consumer has asked for it, or if as many tokens wait as may, however few pieces they are."""
+        if self._is_paused and not self.is_parked:
+            self.is_parked = True
+            self._energy.pause(now=perf_counter())
         if not self.is_parked and self._made - self._consumer.taken >= self._ring.capacity and len(self._ring):
             self.is_parked = True
             if not len(self._ring):  # taken meanwhile, maybe before the consumer could see a parked sequence: it may never come back
@@ -226,8 +239,8 @@ class RunningGeneration:
                 self._energy.pause(now=perf_counter())
 
     def unpark(self) -> None:
-        """Go on if the consumer has taken what there was."""
-        if self.is_parked and not len(self._ring):
+        """Go on if the consumer has taken what there was, and has not asked to pause."""
+        if self.is_parked and not self._is_paused and not len(self._ring):
             self.is_parked = False
             if not self.is_done:
                 self._energy.resume(now=perf_counter())

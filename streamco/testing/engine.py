@@ -109,6 +109,7 @@ class FakeEngine:
         step_time: seconds of a batch of held sequences, from the number of sequences that write and of tokens that are read; in place of
             ``prefill_s`` and ``token_s`` (thread).
         name: name of the model.
+        probability: probability with which it gives each of its tokens, 0..1, or a function from the request to that.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class FakeEngine:
         held_sequences: int = 16,
         step_time: Callable[[int, int], float] | None = None,
         name: str = "fake",
+        probability: float | Callable[[GenerationRequest], float] = 1.0,
     ) -> None:
         if mode not in {"instant", "thread", "manual"}:
             raise ConfigError(f"mode: expected instant, thread or manual, got {mode!r}")
@@ -135,6 +137,7 @@ class FakeEngine:
         self.token_s = token_s
         self.ring_tokens = ring_tokens
         self.fail_after = fail_after
+        self.probability = probability
         self.vocabulary = vocabulary or WORDS
         self.requests: list[GenerationRequest] = []
         self.generations: list[FakeGeneration] = []
@@ -281,6 +284,8 @@ class FakeGeneration:
         self._is_awaited = True  # the consumer has taken every piece, so the next one wakes it
         self._end: GenerationEnd | None = None
         self._is_cancelled = False
+        self._is_paused = False
+        self._probability = engine.probability(request) if callable(engine.probability) else engine.probability
         self._made = 0
         self._max_buffered = min(engine.ring_tokens, request.max_buffered or engine.ring_tokens)
         self._reused = engine.count_kept(request.prompt_ids, request.owner)
@@ -318,6 +323,24 @@ class FakeGeneration:
         if self._thread is None:
             self.write(1)
 
+    @property
+    def is_paused(self) -> bool:
+        """True while the consumer has paused the generation."""
+        return self._is_paused
+
+    def pause(self) -> None:
+        """Write nothing more until ``resume``."""
+        with self._changed:
+            self._is_paused = True
+
+    def resume(self) -> None:
+        """Go on after ``pause``."""
+        with self._changed:
+            self._is_paused = False
+            self._changed.notify_all()
+        if self._engine.mode == "instant":
+            self.write(len(self._script) + 1)
+
     def join(self) -> None:
         """Wait for the generation's thread, if there is one."""
         if self._thread is not None:
@@ -328,7 +351,8 @@ class FakeGeneration:
         wakes = False
         with self._changed:
             for _ in range(count):
-                if self._end is not None or (len(self._ready) >= self._max_buffered and not self._is_cancelled):
+                is_full = self._is_paused or len(self._ready) >= self._max_buffered
+                if self._end is not None or (is_full and not self._is_cancelled):
                     break
                 self._write_one()
                 wakes = wakes or self._is_awaited
@@ -346,7 +370,7 @@ class FakeGeneration:
             return
         text = self._script[self._made]
         token = self._engine.vocabulary.id_of(text)
-        tops = (((token, 1.0),),) if self.request.top else None
+        tops = (((token, self._probability),),) if self.request.top else None
         self._ready.append(TextPiece(text, (token,), tops))
         self._made += 1
         reason = self._reason()
@@ -382,7 +406,7 @@ class FakeGeneration:
         while self._end is None:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_cancelled, timeout=max(0.0, due - monotonic()))
-                self._changed.wait_for(lambda: self._is_cancelled or len(self._ready) < self._max_buffered)
+                self._changed.wait_for(lambda: self._is_cancelled or (len(self._ready) < self._max_buffered and not self._is_paused))
             self.write(1)
             due += self._engine.token_s
 

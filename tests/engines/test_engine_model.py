@@ -102,6 +102,25 @@ def test_a_cancelled_prefill_leaves_a_working_cache(engine: LlamaEngine) -> None
     assert complete(engine, prompt, max_tokens=4, ignore_eos=True).ids == reference(engine._model, prompt, 4)
 
 
+def test_a_paused_answer_stands_still_and_goes_on_as_if_nothing_had_been(engine: LlamaEngine) -> None:
+    prompt = chat(engine, "Why is the sea salty?")
+    whole = complete(engine, prompt, max_tokens=24, ignore_eos=True).ids
+    generation, reader = start(engine, prompt, max_tokens=24, ignore_eos=True)
+    assert reader.woken.wait(30)
+    generation.pause()
+    complete(engine, chat(engine, "Say yes."), max_tokens=4)  # the engine has had time for a token of each, and works for others
+    pieces, end = generation.take()
+    before = sum(len(piece.ids) for piece in pieces)
+    assert end is None
+    complete(engine, chat(engine, "Say no."), max_tokens=8)
+    assert generation.take() == ([], None)
+    assert before < 24
+    generation.resume()
+    reader.pieces += pieces
+    reader.read(generation)
+    assert reader.ids == whole
+
+
 def test_the_likeliest_tokens_have_probabilities_in_order(engine: LlamaEngine) -> None:
     reader = complete(engine, chat(engine, "Count to five."), max_tokens=5, top=8)
     for piece in reader.pieces:

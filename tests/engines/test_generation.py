@@ -111,6 +111,47 @@ def test_a_full_ring_parks_and_a_drained_one_notifies_the_engine() -> None:
     assert not bench.generation.is_parked
 
 
+def test_a_paused_generation_is_parked_until_it_is_resumed_however_much_is_taken() -> None:
+    bench = Bench(buffered=8)
+    bench.generation.pause()
+    bench.write("a")
+    assert bench.generation.is_parked
+    assert bench.taken() == "a"
+    bench.generation.unpark()
+    assert bench.generation.is_parked
+    notices = bench.notices
+    bench.generation.resume()
+    assert bench.notices == notices + 1
+    bench.generation.unpark()
+    assert not bench.generation.is_parked
+    bench.write("b")
+    assert (bench.taken(), bench.generation.is_parked) == ("b", False)
+
+
+def test_a_paused_generation_can_be_cancelled() -> None:
+    bench = Bench()
+    bench.generation.pause()
+    bench.write("a")
+    bench.generation.cancel()
+    bench.generation.finish("cancelled")
+    pieces, end = bench.generation.take()
+    assert end is not None
+    assert (end.reason, [piece.text for piece in pieces]) == ("cancelled", ["a"])
+
+
+def test_energy_of_a_pause_is_not_counted() -> None:
+    bench, counter = measuring()
+    bench.generation.admit(Slot(0))
+    bench.generation.pause()
+    bench.write("a")
+    counter.readings += 100
+    bench.taken()
+    bench.generation.resume()
+    bench.generation.unpark()
+    bench.generation.finish("stop")
+    assert joules_of(bench) == pytest.approx(2.0)
+
+
 class SteppingCounter:
     """A counter that is a joule further at each reading."""
 
