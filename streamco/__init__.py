@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from streamco.client.modes.auto import Auto
     from streamco.client.modes.race.migration import MigrationOptions
     from streamco.client.modes.race.mode import Race
+    from streamco.client.modes.race.quality_gate import QualityGate
     from streamco.client.modes.speculation.mode import Speculate
     from streamco.client.modes.split.mode import Split
     from streamco.client.stream import ChatStream, TokenStream
@@ -52,6 +53,7 @@ _HOMES = {
     "streamco.client.modes.auto": ("Auto",),
     "streamco.client.modes.race.migration": ("MigrationOptions",),
     "streamco.client.modes.race.mode": ("Race",),
+    "streamco.client.modes.race.quality_gate": ("QualityGate",),
     "streamco.client.modes.speculation.mode": ("Speculate",),
     "streamco.client.modes.split.mode": ("Split",),
     "streamco.client.stream": ("ChatStream", "TokenStream"),

@@ -6,9 +6,11 @@ from streamco.client.chat import Answer
 from streamco.client.stream import Retracted, Settled, Token
 from streamco.endpoints.base import Endpoint, EndpointStream, Request, TextCounter, WrittenStream
 from streamco.openai_types import ChatCompletion, ChatCompletionChunk, CompletionUsage
+from streamco.policies.quality import AnswerFacts
 
 __all__ = [
     "Answer",
+    "AnswerFacts",
     "ChatCompletion",
     "ChatCompletionChunk",
     "CompletionUsage",

@@ -23,6 +23,7 @@ from streamco.cli.options import (
     device_path_of,
     option,
     prices,
+    quality_of,
     whole_number,
 )
 from streamco.cli.runtime import run_async, waiting
@@ -93,7 +94,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="URL of a streamco serve --middle, and --device parts/NAME the other parts; again for a server that goes on if it is lost",
     )
-    group.add_argument("--profile", type=Path, metavar="FILE", help="begin with what `streamco calibrate` or an earlier client learned")
+    group.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="begin with what `streamco calibrate` or an earlier client learned; with --quality gate, ratings are added at the end",
+    )
     add_answer_arguments(parser, (*MODES, "split"))
     add_prompt_arguments(parser)
     add_conversation_arguments(parser)
@@ -202,6 +208,7 @@ def _check_split(args: argparse.Namespace) -> None:
         "--prices": args.prices,
         "--budget": args.budget,
         "--profile": args.profile,
+        "--quality": args.quality,
         f"--policy {args.policy}": None if args.policy == "auto" else args.policy,
         f"--mode {args.mode}": None if args.mode in {"race", "split"} else args.mode,
         "--base-url": args.base_url,
@@ -232,7 +239,7 @@ async def _chat(args: argparse.Namespace) -> int:
     view = make_view(args, kinds)
     # without prices nothing moves, and the user asked for nothing else
     migration = migration_of(args) if server is not None and server.prices.completion is not None else None
-    race = Race(policy=args.policy, migration=migration)
+    race = Race(policy=args.policy, migration=migration, quality=quality_of(args))
     if split is not None:
         client = Client(mode=Split(split))  # an answer's seed is its own
     else:
@@ -241,7 +248,7 @@ async def _chat(args: argparse.Namespace) -> int:
             server,
             budget=args.budget,
             mode=_mode(args.mode, race, verifier, args.drafter or "device"),
-            profile=args.profile,
+            profile=None if args.quality and args.profile and not args.profile.exists() else args.profile,
             on_degraded="answer",  # a person sees the note under the answer
             seed=args.seed,
         )
@@ -255,6 +262,11 @@ async def _chat(args: argparse.Namespace) -> int:
         return await converse(client, args, view, kept, saves_prompts=not args.no_save)
     finally:
         await client.aclose()
+        if args.quality and args.profile:
+            from streamco.calibration.profile_store import save_profile
+            from streamco.profiles import Profile
+
+            save_profile(Profile.from_json(client.profile()), args.profile)
 
 
 def _mode(name: str, race: Race, verifier: VerifierSetting, drafter: Drafter) -> Mode:

@@ -16,7 +16,16 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from streamco.cli.options import add_answer_arguments, add_look_arguments, add_prompt_arguments, budget_of, model_file, number, option
+from streamco.cli.options import (
+    add_answer_arguments,
+    add_look_arguments,
+    add_prompt_arguments,
+    budget_of,
+    model_file,
+    number,
+    option,
+    quality_of,
+)
 from streamco.cli.runtime import run_async, waiting
 from streamco.cli.serving import serve_until_stopped
 from streamco.cli.ui.answer import AnswerSettings, read_answer
@@ -265,7 +274,7 @@ async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
 
 def _mode(args: argparse.Namespace) -> Mode:
     # the loser of a race runs to its first token, so that both times can be shown; and drafting is shown even on a busy machine
-    race = Race(policy=args.policy, migration=_migration(args), explore=1.0)
+    race = Race(policy=args.policy, migration=_migration(args), explore=1.0, quality=quality_of(args))
     return Speculate(is_adaptive=False, otherwise=race) if args.mode == "speculate" else race
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from streamco.cli.ui.slash_commands import MODES, POLICIES, USUAL_PACE, parse_budget, parse_pace_text, parse_policy
 from streamco.endpoints.base import TokenPrices
 from streamco.errors import ConfigError
+
+if TYPE_CHECKING:
+    from streamco.client.modes.race.quality_gate import QualityGate
 
 __all__ = [
     "DRAFTERS",
@@ -25,6 +28,7 @@ __all__ = [
     "number",
     "option",
     "prices",
+    "quality_of",
     "whole_number",
 ]
 
@@ -79,9 +83,18 @@ def add_answer_arguments(parser: argparse.ArgumentParser, modes: Sequence[str] =
     group.add_argument("--no-migration", action="store_true", help="the side that begins an answer writes it to the end, whatever it costs")
     group.add_argument(
         "--min-quality",
-        type=option(share_of_quality),
+        type=option(parse_share),
         metavar="SHARE",
         help="an answer moves only to a model of at least this share of the quality, by --profile (to none that is known to be worse)",
+    )
+    group.add_argument(
+        "--quality", choices=("gate",), help="gate: the server answers if the device is unsure of its answer, by --min-score or by ratings"
+    )
+    group.add_argument(
+        "--min-score",
+        type=option(parse_share),
+        metavar="SCORE",
+        help="with --quality gate: how likely, on the mean, the device's first tokens must be to itself for its answer to be shown, 0 to 1",
     )
     group.add_argument("--system", metavar="TEXT", help="system message")
     group.add_argument("--max-tokens", type=option(whole_number), metavar="N", help="longest answer, in tokens")
@@ -92,6 +105,25 @@ def add_answer_arguments(parser: argparse.ArgumentParser, modes: Sequence[str] =
 def budget_of(args: argparse.Namespace) -> float:
     """Return the budget; by default all drafts are verified, and races have their usual share."""
     return args.budget if args.budget is not None else 1.0 if args.mode == "speculate" else 0.3
+
+
+def quality_of(args: argparse.Namespace) -> QualityGate | None:
+    """Return the quality gate of races; None: there is none.
+
+    Raises:
+        ConfigError: a score without a gate, a gate in a mode without races, or one with nothing to decide by.
+    """
+    if args.quality is None:
+        if args.min_score is not None:
+            raise ConfigError("--min-score: expected --quality gate beside it, got none")
+        return None
+    if args.mode not in {"race", "auto"}:
+        raise ConfigError(f"--quality gate: expected --mode race or auto, got {args.mode}")
+    if args.min_score is None and getattr(args, "profile", None) is None:
+        raise ConfigError("--quality gate: expected --min-score SCORE, or --profile FILE, which keeps ratings (/good, /bad), got neither")
+    from streamco.client.modes.race.quality_gate import QualityGate
+
+    return QualityGate(min_score=args.min_score)
 
 
 def add_look_arguments(parser: argparse.ArgumentParser) -> None:
@@ -139,7 +171,7 @@ def number(text: str) -> float:
     raise ConfigError(f"expected a number, 0 or more, got {text!r}")
 
 
-def share_of_quality(text: str) -> float:
+def parse_share(text: str) -> float:
     """Parse a share of 0 to 1, ``0.9`` or ``90%``.
 
     Raises:

@@ -128,6 +128,12 @@ class PendingAnswer:
             raise StreamConsumed("expected a stream that has begun, got usage asked for before the first read")
         return self.driver.usage()
 
+    def rate(self, good: bool) -> bool:
+        """Say whether the answer was good; see ``Client.rate``."""
+        if not isinstance(good, bool):
+            raise ConfigError(f"good: expected True or False, got {good!r}")
+        return self._settings.planner.rate(self._asked.log.request_id, good=good)
+
     def __del__(self) -> None:
         driver = self.driver
         if driver is not None and not driver.is_over:

@@ -267,6 +267,24 @@ class Client:
         """Return what was learned so far, as JSON: the server's TTFT distribution, the device's speed, lengths of prompts and answers."""
         return self._settings.planner.profile()
 
+    def rate(self, request_id: str, good: bool) -> bool:
+        """Say whether an answer was good, so that the quality gate learns when the device's answers are (docs/howto/quality.md).
+
+        Args:
+            request_id: ``report.request_id`` of one of the last 1,000 answers, which has ended.
+            good: True if the answer was good enough.
+
+        Returns:
+            True if something was learned. False: the device didn't write all of the answer, or doesn't tell how sure it is of its tokens.
+
+        Raises:
+            ConfigError: the client has no ``Race(quality=...)``, or ``good`` is neither True nor False.
+            UsageError: there is no such answer, or it was rated before.
+        """
+        if not isinstance(good, bool):
+            raise ConfigError(f"good: expected True or False, got {good!r}")
+        return self._settings.planner.rate(request_id, good=good)
+
     @property
     def totals(self) -> Totals:
         """Costs of all answers so far; clients from ``with_options`` share them as they share what is spent.

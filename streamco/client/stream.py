@@ -138,6 +138,15 @@ class AnswerStream(ABC, Generic[Item]):
         """
         return self._answer.report()
 
+    def rate(self, good: bool) -> bool:
+        """Say whether the answer was good, once it has ended; see ``Client.rate``.
+
+        Raises:
+            ConfigError: the client has no ``Race(quality=...)``, or ``good`` is neither True nor False.
+            UsageError: the answer has not ended, or was rated before.
+        """
+        return self._answer.rate(good)
+
     @property
     def usage(self) -> AnswerUsage:
         """Tokens of the answer so far, in OpenAI's shape; ``is_estimated``: not all are an endpoint's own count.

@@ -38,6 +38,8 @@ class ConfidenceMeter:
     """Takes the tokens of one answer in their order."""
 
     def __init__(self) -> None:
+        self.first: list[float] = []
+        """Probabilities of the first 16 tokens."""
         self._tokens = 0
         self._beginning = 0.0  # sums of logarithms
         self._sentence = 0.0
@@ -50,6 +52,7 @@ class ConfidenceMeter:
             logarithm = log(max(_LEAST, probability))
             if self._tokens < BEGINNING:
                 self._beginning += logarithm
+                self.first.append(probability)
             self._tokens += 1
             self._sentence += logarithm
             self._sentence_tokens += 1

@@ -14,6 +14,7 @@ from streamco.core.report_parts import (
     DispatchReport,
     Ending,
     EndpointReport,
+    Grade,
     HandOver,
     SpeculationFigures,
     SplitFigures,
@@ -26,6 +27,7 @@ from streamco.core.report_text import (
     format_seconds,
     format_share,
     format_usd,
+    grade_rows,
     sections_to_text,
     speculation_section,
     split_section,
@@ -59,6 +61,8 @@ class Report(Struct, frozen=True, kw_only=True):
         mode: how it was generated; if it could have been speculated and wasn't, ``dispatch.reason`` has the reason.
         speculation: figures of drafting and verifying; None: it was not speculated.
         split: figures of a split model's trips; None: no split model had a part in it.
+        grade: what the quality gate said of the device's answer; None: there is no gate, or the device had written nothing when the
+            winner began.
         request_id: the id of the answer's log lines, which servers get as ``X-Client-Request-Id``.
         notes: what was asked for and did not happen, a sentence each; empty: all went as asked.
     """
@@ -85,6 +89,7 @@ class Report(Struct, frozen=True, kw_only=True):
     mode: AnswerMode = "race"
     speculation: SpeculationFigures | None = None
     split: SplitFigures | None = None
+    grade: Grade | None = None
     request_id: str = ""
     notes: list[str] = field(default_factory=list)
 
@@ -97,7 +102,7 @@ class Opening(Struct, frozen=True, kw_only=True):
     """The part of a report that is known at the first token, which takes far less time to make.
 
     Args:
-        winner, ttft, dispatch, mode, notes: as in ``Report``.
+        winner, ttft, dispatch, mode, grade, notes: as in ``Report``.
         winner_kind: "device" or "server"; None: there is no winner yet, or several wrote the answer.
     """
 
@@ -106,13 +111,22 @@ class Opening(Struct, frozen=True, kw_only=True):
     ttft: float | None
     dispatch: DispatchReport
     mode: AnswerMode = "race"
+    grade: Grade | None = None
     notes: list[str] = field(default_factory=list)
 
 
 def opening_of(report: Report) -> Opening:
     """Return the part of a report that is known at the first token."""
     kind = next((part.kind for part in report.endpoints if part.name == report.winner), None)
-    return Opening(winner=report.winner, winner_kind=kind, ttft=report.ttft, dispatch=report.dispatch, mode=report.mode, notes=report.notes)
+    return Opening(
+        winner=report.winner,
+        winner_kind=kind,
+        ttft=report.ttft,
+        dispatch=report.dispatch,
+        mode=report.mode,
+        grade=report.grade,
+        notes=report.notes,
+    )
 
 
 def report_sections(report: Report) -> list[Section]:
@@ -127,6 +141,7 @@ def _answer_section(report: Report) -> Section:
     quality = report.quality
     rows = [
         ("answered by", report.winner or "no endpoint"),
+        *grade_rows(report.grade),
         *(row for change in report.hand_overs for row in _change_rows(report, change)),
         ("first token after", format_seconds(report.ttft)),
         ("whole answer after", format_seconds(report.duration)),

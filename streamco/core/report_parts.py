@@ -20,6 +20,7 @@ __all__ = [
     "DispatchReport",
     "Ending",
     "EndpointReport",
+    "Grade",
     "HandOver",
     "Outcome",
     "SpeculationFigures",
@@ -119,6 +120,28 @@ class EndpointReport(Struct, frozen=True, kw_only=True):
     confidence: Confidence | None = None
     error: str | None = None
     error_kind: str | None = None
+
+
+class Grade(Struct, frozen=True, kw_only=True):
+    """What the quality gate said of the device's answer before any of it was shown.
+
+    Args:
+        verdict: "sure", "unsure", or "not graded": nothing was known of its tokens, or the score failed.
+        score: the score, 0..1; None: there is none.
+        min_score: lowest score of an answer that is good enough.
+        tokens: tokens that the score was made of.
+        at: seconds after the request.
+        asked: the endpoint that was asked because of the score; None: one was at work already, or none could be asked.
+        shown_because: why an answer was shown of which the device was unsure, as a clause; "": it wasn't.
+    """
+
+    verdict: Literal["sure", "unsure", "not graded"]
+    score: float | None
+    min_score: float
+    tokens: int
+    at: float
+    asked: str | None = None
+    shown_because: str = ""
 
 
 def is_energy_measured(parts: Sequence[EndpointReport]) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from streamco.core.report import Report, saved_share
-from streamco.core.report_parts import HandOver
-from streamco.core.report_text import format_seconds, format_usd
+from streamco.core.report_parts import Grade, HandOver
+from streamco.core.report_text import format_grade, format_seconds, format_usd
 
 __all__ = ["Figure", "note_line", "speculation_figures", "split_figures", "summary", "summary_figures"]
 
@@ -29,7 +29,7 @@ def summary_figures(report: Report, *, ending: str = "") -> list[Figure]:
     figures = [Figure(f"{report.winner or 'no endpoint'} answered")]
     figures += [Figure(_change(report, change), 1) for change in report.hand_overs]
     figures += [
-        *_confidence_figures(report),
+        *(_confidence_figures(report) if report.grade is None else _grade_figures(report, report.grade)),
         *speculation_figures(report),
         *split_figures(report),
         Figure(f"first token {format_seconds(report.ttft)}", 5),
@@ -45,6 +45,13 @@ def _confidence_figures(report: Report) -> list[Figure]:
     """Return how sure the model was that began the answer; nothing if that isn't known."""
     found = next((part.confidence for part in report.endpoints if part.name == report.winner), None)
     return [] if found is None else [Figure(f"{found.beginning:.2f} sure of its beginning", 6)]
+
+
+def _grade_figures(report: Report, grade: Grade) -> list[Figure]:
+    """Return how sure the device was when its answer was graded: ``sure, 0.91``, or ``the device was unsure, 0.34``."""
+    winner = next((part.kind for part in report.endpoints if part.name == report.winner), "device")
+    subject = "" if winner == "device" else "the device was "
+    return [Figure(f"{subject}{format_grade(grade)}", 2)]
 
 
 def note_line(report: Report) -> str:

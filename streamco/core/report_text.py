@@ -8,16 +8,18 @@ from decimal import Decimal
 from msgspec import Struct
 
 from streamco.core.confidence import BEGINNING, Confidence
-from streamco.core.report_parts import EndpointReport, SpeculationFigures, SplitFigures
+from streamco.core.report_parts import EndpointReport, Grade, SpeculationFigures, SplitFigures
 
 __all__ = [
     "Section",
     "endpoint_section",
+    "format_grade",
     "format_joules",
     "format_saving",
     "format_seconds",
     "format_share",
     "format_usd",
+    "grade_rows",
     "sections_to_text",
     "speculation_section",
     "split_section",
@@ -126,6 +128,20 @@ def format_confidence(confidence: Confidence) -> str:
     beginning = f"{confidence.beginning:.2f} sure of its first {min(confidence.tokens, BEGINNING)} tokens"
     worst = confidence.worst_sentence
     return beginning if worst is None else f"{beginning}, {worst:.2f} of its most doubtful sentence"
+
+
+def format_grade(grade: Grade) -> str:
+    """Return what the quality gate said as text: "sure, 0.91", "unsure, 0.34" or "not graded"."""
+    return grade.verdict if grade.score is None else f"{grade.verdict}, {grade.score:.2f}"
+
+
+def grade_rows(grade: Grade | None) -> list[tuple[str, str]]:
+    """Return what the quality gate said and did; nothing if there was none."""
+    if grade is None:
+        return []
+    said = f"{format_grade(grade)} by {grade.tokens} tokens, good enough from {grade.min_score:.2f} on"
+    asked = [("asked because of that", grade.asked)] if grade.asked else []
+    return [("device's answer before it was shown", said if grade.score is not None else grade.verdict), *asked]
 
 
 def endpoint_section(endpoints: Sequence[EndpointReport]) -> Section:

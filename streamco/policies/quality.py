@@ -14,13 +14,14 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from streamco.config import check_share
 from streamco.errors import ConfigError
 from streamco.lazy_numpy import np
+from streamco.profiles.rated_answer import RatedAnswer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,7 +35,6 @@ __all__ = [
     "AnswerFacts",
     "LearnedScore",
     "Perplexity",
-    "RatedAnswer",
     "Score",
     "SteeredThreshold",
     "fit_logistic",
@@ -60,9 +60,6 @@ _HIGHEST_LOGIT = 30.0
 _WINDOW = 256  # answers that a threshold follows from
 _MIN_SCORES = 20
 _FIRST_THRESHOLD, _HIGHEST_THRESHOLD = 0.5, 0.9
-
-_Share = Annotated[float, Meta(ge=0, le=1)]
-_Count = Annotated[int, Meta(ge=0)]
 
 
 class AnswerFacts(Struct, frozen=True, kw_only=True):
@@ -99,29 +96,6 @@ class Perplexity:
     def score(self, facts: AnswerFacts) -> float:
         """Return the geometric mean of the probabilities, 0..1; some probability must be known."""
         return _geometric_mean(_logarithms(facts))
-
-
-class RatedAnswer(Struct, frozen=True, kw_only=True):
-    """What a learned score keeps of an answer that was rated: a few numbers, no text and no ids of tokens.
-
-    Args:
-        mean: geometric mean of the tokens' probabilities.
-        tenth, median: quantiles of the tokens' probabilities; a tenth and a half of the tokens were less likely.
-        tokens: number of the probabilities.
-        is_complete: True if the answer had ended with them.
-        prompt_tokens: length of the prompt.
-        task: the caller's name for the kind of task; None: none given.
-        good: True if the answer was good.
-    """
-
-    mean: _Share
-    tenth: _Share
-    median: _Share
-    tokens: _Count
-    is_complete: bool
-    prompt_tokens: _Count
-    task: str | None = None
-    good: bool
 
 
 class LearnedScore:

@@ -15,6 +15,7 @@ from msgspec import Struct
 from streamco.errors import ConfigError
 from streamco.profiles.distributions import LengthDistribution, RemainingLength, TTFTDistribution
 from streamco.profiles.pair_profile import PairProfile
+from streamco.profiles.rated_answer import RatedAnswer
 
 __all__ = ["DeviceSpeed", "Link", "ModelShape", "PROFILE_VERSION", "Prices", "Profile"]
 
@@ -113,6 +114,7 @@ class Profile(Struct, frozen=True, kw_only=True):
         link: network link between the two.
         pair: figures of the device's model as a draft model for the server's.
         quality: measured quality by endpoint name, 0 or more, all on one scale; empty: not known.
+        ratings: what was learned from of the answers that somebody has rated, oldest first: figures, no texts.
         note: remarks for a reader of the figures.
         version: version of this format.
     """
@@ -128,6 +130,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     link: Link | None = None
     pair: PairProfile | None = None
     quality: dict[str, float] = {}
+    ratings: tuple[RatedAnswer, ...] = ()
     note: str = ""
     version: int = PROFILE_VERSION
 

@@ -30,12 +30,14 @@ from streamco.proxy.config import MODEL, ProxyOptions
 from streamco.proxy.error_responses import explain
 from streamco.proxy.origins import OriginFields
 from streamco.proxy.page.routes import PAGE_PATHS, add_page
+from streamco.proxy.ratings import RATINGS_HEADER, RATINGS_PATH, Ratings
 from streamco.proxy.requests import ParsedRequest, parse_chat, parse_completion, parse_fields, unknown_model
 from streamco.proxy.response_shapes import ChatShape, CompletionShape, ResponseShape
 from streamco.proxy.streaming import OriginMarks, answer_whole, stream_answer
 from streamco.proxy.tasks import TaskRules
 from streamco.server.http.access_log import current_request_id
 from streamco.server.http.api import make_application
+from streamco.server.http.api_keys import KEY_NAME
 from streamco.server.http.errors import invalid
 from streamco.server.http.listening import listening
 from streamco.server.http.middleware import RequestAdmission, read_body, trace_headers
@@ -72,6 +74,7 @@ class Proxy:
         self.admission = RequestAdmission(options)
         self.created = int(time.time())
         self.access = access
+        self.ratings = Ratings(client)
         self._answers: set[ChatStream] = set()
         self._tasks = TaskRules(options.task_patterns, takes_header=options.takes_tasks)
         has_tasks = bool(options.task_patterns) or options.takes_tasks
@@ -127,6 +130,10 @@ class Proxy:
             one_sided.append(self._device_alone)
         totals = reduce(Totals.joined, (each.totals for each in one_sided), self.client.totals)
         return web.Response(body=msgspec.json.encode(totals), content_type="application/json")
+
+    async def rate(self, request: web.Request) -> web.Response:
+        """Answer ``POST /streamco/ratings``."""
+        return self.ratings.rate(await read_body(request), "" if self.access is None else request[KEY_NAME])
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """Answer ``POST /v1/chat/completions``."""
@@ -196,6 +203,7 @@ class Proxy:
         answer = client.open_chat(grant.request, includes_usage=wants_usage, is_streamed=parsed.is_streamed, notes=grant.notes)
         grant.answer = answer
         self._answers.add(answer)
+        more_headers = {**grant.headers, **({RATINGS_HEADER: RATINGS_PATH} if self.ratings.are_taken else {})}
         try:
             async with answer:  # a client that leaves cancels this handler, and both sides with it
                 unknown = "" if parsed.is_known else parsed.model
@@ -204,11 +212,13 @@ class Proxy:
                     if parsed.wants_origin and isinstance(shape, ChatShape | CompletionShape):
                         marks = OriginMarks(OriginFields(answer), shape)
                     return await stream_answer(
-                        request, answer, shape, self.options, unknown_model=unknown, marks=marks, more_headers=grant.headers
+                        request, answer, shape, self.options, unknown_model=unknown, marks=marks, more_headers=more_headers
                     )
-                return await answer_whole(answer, shape, unknown_model=unknown, more_headers=grant.headers)
+                return await answer_whole(answer, shape, unknown_model=unknown, more_headers=more_headers)
         finally:
             self._answers.discard(answer)
+            if self.ratings.are_taken:
+                self.ratings.remember(current_request_id(), grant.caller, grant.client)
 
     def _card(self, name: str) -> dict[str, object]:
         return {"id": name, "object": "model", "created": self.created, "owned_by": "streamco-proxy"}
@@ -249,6 +259,8 @@ def make_app(client: Client, options: ProxyOptions | None = None) -> web.Applica
         _follow(app, client, AnswerMetrics(registry))
     add_translated_apis(app, proxy)
     app.router.add_get(TOTALS_PATH, proxy.totals)
+    if proxy.ratings.are_taken:
+        app.router.add_post(RATINGS_PATH, proxy.rate)
     if access is not None:
         app.router.add_get(USAGE_PATH, access.usage)
         app.on_startup.append(access.start)

@@ -18,6 +18,7 @@ from msgspec import Meta, Struct, field
 from streamco.client.modes.race.dispatcher import DispatchOptions
 from streamco.client.modes.race.migration import MigrationOptions
 from streamco.client.modes.race.mode import Race
+from streamco.client.modes.race.quality_gate import QualityGate
 from streamco.client.modes.speculation.mode import Speculate
 from streamco.client.modes.speculation.options import SpeculationOptions
 from streamco.config import Timeouts
@@ -187,6 +188,14 @@ def _shared(section: Struct, kind: type[Struct]) -> dict[str, Any]:
     return {name: getattr(section, name) for name in kind.__struct_fields__}
 
 
+class QualityTable(QualityGate, frozen=True, kw_only=True):
+    """Table ``[dispatch.quality]``: settings of ``QualityGate``."""
+
+    NOT_IN_FILES: ClassVar[frozenset[str]] = frozenset({"score"})
+
+    score: None = None
+
+
 class DispatchSection(DispatchOptions, frozen=True, kw_only=True):
     """Section ``[dispatch]``: settings of ``Race``, and what ``Client`` has beside it."""
 
@@ -197,6 +206,7 @@ class DispatchSection(DispatchOptions, frozen=True, kw_only=True):
     pace: float | Literal["reading", "listening", "smooth"] | None = None
     on_failure: Literal["migrate", "restart", "raise"] | None = None  # if an endpoint fails in mid-answer; None: migrate, with tools raise
     gate: None = None
+    quality: QualityTable | Literal["gate"] | None = None
     exchange_rate: float = RATE_SERVER_CONSTRAINED  # a function needs a program
     check_access: bool = True  # ask a server that always loses for its list of models, once, to find out a wrong key
     seed: int | None = None

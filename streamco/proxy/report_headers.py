@@ -6,6 +6,7 @@ import msgspec
 
 from streamco.core.report import Opening, Report, opening_of
 from streamco.core.report_parts import SpeculationFigures, SplitFigures
+from streamco.core.report_text import format_grade
 
 __all__ = ["comment", "headers", "model_header", "opening_headers"]
 
@@ -43,6 +44,7 @@ def opening_headers(opening: Opening) -> dict[str, str]:
         "ttft-ms": None if opening.ttft is None else f"{opening.ttft * 1000:.1f}",
         "policy": opening.dispatch.policy,
         "reason": opening.dispatch.reason,
+        "grade": None if opening.grade is None else format_grade(opening.grade),
         "notes": "; ".join(opening.notes),
     }
     return {f"x-streamco-{name}": _plain(text) for name, text in values.items() if text}

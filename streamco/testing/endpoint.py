@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from streamco.core.confidence import ends_sentence
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
 from streamco.errors import EndpointError, UsageError
-from streamco.events import Partial, StreamEnded, TokensReceived
+from streamco.events import Partial, StreamEnded, TokenConfidence, TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
 
 __all__ = ["ScriptItem", "ScriptedEndpoint", "ScriptedStream", "text_chunk"]
@@ -64,7 +65,9 @@ class ScriptedStream:
         chunk = text_chunk(item) if isinstance(item, str) else item
         content = "".join(choice.delta.content or choice.delta.reasoning_content or "" for choice in chunk.choices)
         self._text += content
-        return TokensReceived(self._endpoint.name, [chunk], 1 if content else 0)
+        known = self._endpoint.probability
+        confidences = () if known is None or not content else (TokenConfidence(known, ends_sentence(content)),)
+        return TokensReceived(self._endpoint.name, [chunk], 1 if content else 0, confidences)
 
     async def _prepare(self) -> TokensReceived | StreamEnded:
         endpoint = self._endpoint
@@ -136,6 +139,7 @@ class ScriptedEndpoint:
         prefill_s: further seconds for each token of the prompt and the answer's beginning, if no request with ``prefill_only`` has read it
             before. A request that continues an answer takes them too.
         prepare_error: error in place of the end of a request with ``prefill_only``; None: it succeeds.
+        probability: its model's own probability of each of its tokens, 0..1; None: it doesn't tell.
 
     Attributes:
         streams: all streams that were opened.
@@ -159,6 +163,7 @@ class ScriptedEndpoint:
         prepare_takes: float = 0.0,
         prefill_s: float = 0.0,
         prepare_error: EndpointError | None = None,
+        probability: float | None = None,
     ) -> None:
         self.name = name
         self.kind: Kind = kind
@@ -171,6 +176,7 @@ class ScriptedEndpoint:
         self.prepare_takes = prepare_takes
         self.prefill_s = prefill_s
         self.prepare_error = prepare_error
+        self.probability = probability
         self.streams: list[ScriptedStream] = []
         self.prepared: list[Partial | None] = []
         self.active = 0

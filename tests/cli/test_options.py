@@ -13,11 +13,13 @@ from streamco.cli.options import (
     api_key_of,
     device_path_of,
     number,
+    parse_share,
     prices,
-    share_of_quality,
+    quality_of,
     whole_number,
 )
 from streamco.cli.ui.slash_commands import USUAL_PACE
+from streamco.client.modes.race.quality_gate import QualityGate
 from streamco.endpoints.base import TokenPrices
 from streamco.engines.llamacpp import bundled_model as packaged
 from streamco.errors import ConfigError, EngineError
@@ -48,10 +50,21 @@ def test_a_pace_may_follow_the_text() -> None:
 
 
 def test_a_quality_is_a_share_of_another() -> None:
-    assert [share_of_quality(text) for text in ("0", "0.9", "90%", "1")] == [0.0, 0.9, 0.9, 1.0]
+    assert [parse_share(text) for text in ("0", "0.9", "90%", "1")] == [0.0, 0.9, 0.9, 1.0]
     assert (parse().min_quality, parse("--min-quality", "75%").min_quality) == (None, 0.75)
     with pytest.raises(ConfigError, match="expected a share from 0 to 1"):
-        share_of_quality("1.5")
+        parse_share("1.5")
+
+
+def test_a_gate_needs_something_to_decide_by() -> None:
+    assert quality_of(parse()) is None
+    assert quality_of(parse("--quality", "gate", "--min-score", "60%")) == QualityGate(min_score=0.6)
+    with pytest.raises(ConfigError, match="expected --min-score SCORE, or --profile FILE"):
+        quality_of(parse("--quality", "gate"))
+    with pytest.raises(ConfigError, match="--min-score: expected --quality gate beside it, got none"):
+        quality_of(parse("--min-score", "0.6"))
+    with pytest.raises(ConfigError, match="expected --mode race or auto, got speculate"):
+        quality_of(parse("--quality", "gate", "--min-score", "0.6", "--mode", "speculate"))
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "x", "\N{ARABIC-INDIC DIGIT ONE}"])

@@ -8,15 +8,17 @@ from collections.abc import Callable, Mapping
 
 import pytest
 import simpy
+from msgspec.structs import replace
 
 from streamco.client.modes.race.driver import RaceDriver
 from streamco.core.race.attempt import AttemptPlan
 from streamco.core.race.commands import Command, DeliverTokens, FailDelivery, FinishDelivery, OpenStream, PrepareStream
+from streamco.core.race.gate import GatePlan
 from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.core.race.migration import MigrationPlan
 from streamco.endpoints.base import Capabilities, Request
 from streamco.errors import EndpointConnectError, EndpointError, StreamcoError
-from streamco.events import Event, PreCopy, StreamEnded, StreamFailed, TokensReceived
+from streamco.events import Event, PreCopy, StreamEnded, StreamFailed, TokenConfidence, TokensReceived
 from streamco.openai_types import ChatCompletionChunk
 from streamco.policies.migration import Terms
 from streamco.profiles import RemainingLength
@@ -95,6 +97,36 @@ class Scenario:
     def _end(self, name: str) -> list[tuple[float, Event]]:
         at, last = self.scripts[name][-1]
         return [] if isinstance(last, EndpointError) else [(at, StreamEnded(name, "stop"))]
+
+
+class GatedScenario(Scenario):
+    """A race with a gate: the device is sure or not, the server fails, is late or answers, and what was held is shown or not."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        rng = random.Random(f"gate {seed}")
+        self.sure = rng.random()
+        gate = GatePlan(
+            source="device",
+            score=lambda probabilities, is_complete: sum(probabilities) / len(probabilities),
+            min_score=0.5,
+            tokens=rng.choice([1, 3, 16]),
+            max_wait=rng.choice([0.2, 5.0]),
+            obstacle=rng.choice(["", "", "spent"]),
+        )
+        waits = {"server": rng.choice([None, 0.0, 1.0]), "device": rng.choice([0.0, 0.0, 0.5]), "spare": None}
+        self.plan = replace(self.plan, gate=gate, attempts=tuple(AttemptPlan(name, waits[name]) for name in self.scripts))
+
+    def endpoints(self) -> dict[str, ScriptedEndpoint]:
+        endpoints = super().endpoints()
+        endpoints["device"].probability = self.sure
+        return endpoints
+
+    def _event(self, name: str, at: float, item: str | EndpointError) -> tuple[float, Event]:
+        at, event = super()._event(name, at, item)
+        if name == "device" and isinstance(event, TokensReceived):
+            event = replace(event, confidences=(TokenConfidence(self.sure, ends_sentence=False),))
+        return at, event
 
 
 class MovingScenario(Scenario):
@@ -229,6 +261,14 @@ def test_both_drivers_give_the_same_commands_at_the_same_times(seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", range(200))
+def test_both_drivers_give_the_same_commands_behind_a_gate(seed: int) -> None:
+    scenario = GatedScenario(seed)
+    live, simulated = told(scenario.on_asyncio()), told(scenario.in_simpy())
+    assert [command for _, command in live] == [command for _, command in simulated], f"seed {seed}"
+    assert [now for now, _ in live] == pytest.approx([now for now, _ in simulated], abs=2e-3), f"seed {seed}"
+
+
+@pytest.mark.parametrize("seed", range(200))
 def test_both_drivers_give_the_same_commands_where_answers_move(seed: int) -> None:
     scenario = MovingScenario(seed)
     live, simulated = told(scenario.on_asyncio()), told(scenario.in_simpy())
@@ -243,7 +283,7 @@ def delivered(commands: list[tuple[float, Command | str]]) -> list[ChatCompletio
     return [chunk for _, command in commands if isinstance(command, DeliverTokens) for chunk in command.chunks]
 
 
-@pytest.mark.parametrize("kind", [Scenario, MovingScenario])
+@pytest.mark.parametrize("kind", [Scenario, GatedScenario, MovingScenario])
 @pytest.mark.parametrize("seed", range(50))
 def test_a_recorded_live_log_replays(kind: type[Scenario], seed: int) -> None:
     scenario = kind(seed)

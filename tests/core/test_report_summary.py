@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from streamco.core.report_parts import HandOver
+from streamco.core.report_parts import Grade, HandOver
 from streamco.core.report_summary import Figure, speculation_figures, split_figures, summary
 from tests.core.test_report_text import FIGURES, TRIPS, make_report, moved
 
@@ -41,6 +41,15 @@ def test_the_summary_of_a_split_model_says_how_many_tokens_a_trip_made() -> None
 def test_the_summary_says_which_server_went_on_after_a_loss(sessions: int, losses: str) -> None:
     lost = structs.replace(TRIPS, sessions=sessions, servers=["127.0.0.1:8000", "127.0.0.1:8001"])
     assert line_of(split_figures(make_report(split=lost))) == f"1.25 tokens a trip · went on at 127.0.0.1:8001 after {losses}"
+
+
+def test_the_summary_of_a_graded_answer_says_what_the_gate_said() -> None:
+    sure = Grade(verdict="sure", score=0.912, min_score=0.7, tokens=16, at=0.4)
+    assert summary(make_report(grade=sure)).startswith("device answered · sure, 0.91 · first token")
+    unsure = structs.replace(sure, verdict="unsure", score=0.34, asked="server")
+    assert summary(make_report(grade=unsure, winner="server")).startswith("server answered · the device was unsure, 0.34 · ")
+    unknown = structs.replace(sure, verdict="not graded", score=None)
+    assert summary(make_report(grade=unknown)).startswith("device answered · not graded · ")
 
 
 def test_the_summary_of_a_stopped_answer_says_so() -> None:

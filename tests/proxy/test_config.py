@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from streamco.client.modes.race.migration import MigrationOptions
 from streamco.client.modes.race.mode import Race
+from streamco.client.modes.race.quality_gate import QualityGate
 from streamco.client.modes.speculation.mode import Speculate
 from streamco.config import Timeouts
 from streamco.endpoints.base import Capabilities, TokenPrices
@@ -26,6 +27,7 @@ from streamco.proxy.config import (
     ProxyConfig,
     ProxyOptions,
     ProxySection,
+    QualityTable,
     ServerSection,
     format_config,
     load_config,
@@ -107,6 +109,12 @@ def test_every_section_is_understood() -> None:
         ("[device]\nthreads = 2\n", r"device\.model: expected a value, got none"),
         ("[proxy]\nport = '80'\n", r"proxy\.port: expected int, got str"),
         ("[dispatch]\nbudget = true\n", r"dispatch\.budget: expected float, got bool"),
+        ("[dispatch]\nquality = 'high'\n", r"dispatch\.quality: invalid enum value 'high'"),
+        (
+            "[dispatch]\nquality = { min_score = 2.0 }\n",
+            r"dispatch\.quality: quality gate: min_score: expected a share from 0 to 1, got 2\.0",
+        ),
+        ("[dispatch]\nquality = { score = 1 }\n", r"dispatch\.quality\.score: expected one of min_score, tokens, max_wait"),
         ("[dispatch]\non_failure = 'retry'\n", r"dispatch\.on_failure: invalid enum value 'retry'"),
         ("[migration]\nrule = 'buffer'\n", r"migration\.rule: invalid enum value 'buffer'"),
         (
@@ -197,7 +205,13 @@ CONFIGS = st.builds(
         max_size=3,
     ).map(tuple),
     dispatch=st.builds(
-        DispatchSection, budget=NUMBERS, pace=st.none() | st.just("reading") | NUMBERS, seed=st.none() | st.integers(0, 2**62)
+        DispatchSection,
+        budget=NUMBERS,
+        pace=st.none() | st.just("reading") | NUMBERS,
+        seed=st.none() | st.integers(0, 2**62),
+        quality=st.none()
+        | st.just("gate")
+        | st.builds(QualityTable, min_score=st.none() | st.floats(0, 1), tokens=st.integers(1, 16), max_wait=st.floats(0, 3600)),
     ),
     migration=st.builds(
         MigrationOptions,
@@ -214,6 +228,14 @@ CONFIGS = st.builds(
 @given(CONFIGS)
 def test_any_configuration_survives_being_printed(config: ProxyConfig) -> None:
     assert parse_config(format_config(config)) == config
+
+
+def test_a_quality_gate_of_a_file_is_the_races() -> None:
+    config = parse_config("[dispatch]\nquality = { min_score = 0.6, tokens = 8 }\n")
+    race = config.dispatch.race(config.migration)
+    assert isinstance(race.quality, QualityGate)
+    assert (race.quality.min_score, race.quality.tokens) == (0.6, 8)
+    assert parse_config('[dispatch]\nquality = "gate"\n').dispatch.race(config.migration).quality == "gate"
 
 
 def test_the_files_defaults_are_the_options_own() -> None:

@@ -26,7 +26,7 @@ from streamco.cli.ui.view import View
 from streamco.client.client import Client
 from streamco.core.report import Report, report_sections
 from streamco.core.report_text import Section
-from streamco.errors import ConfigError
+from streamco.errors import ConfigError, UsageError
 
 __all__ = ["Dialogue", "last_prompt"]
 
@@ -75,6 +75,8 @@ class Dialogue:
             "new": self._new,
             "system": self._system,
             "report": self._report,
+            "good": lambda _: self._rate(good=True),
+            "bad": lambda _: self._rate(good=False),
             "pace": self._pace,
             "budget": self._budget,
             "policy": self._policy,
@@ -90,7 +92,7 @@ class Dialogue:
             call = parse_line(line)
             if call is not None:
                 return self._commands[call.name](call.argument)
-        except (CommandError, ConfigError, OSError, ValueError) as error:
+        except (CommandError, ConfigError, UsageError, OSError, ValueError) as error:
             self._view.error(str(error))
             return True
         await self.ask(line.removeprefix("/") if line.startswith("//") else line)
@@ -150,6 +152,15 @@ class Dialogue:
             self._view.note("no answer yet")
         else:
             self._view.tables(report_sections(self._last))
+        return True
+
+    def _rate(self, *, good: bool) -> bool:
+        if self._last is None:
+            self._view.note("no answer yet")
+        elif self._client.rate(self._last.request_id, good):
+            self._view.note(f"noted: {self._last.winner}'s answer was {'good' if good else 'not good enough'}")
+        else:
+            self._view.note("nothing is learned from it: only an answer that the device wrote alone tells how good its answers are")
         return True
 
     def _pace(self, text: str) -> bool:

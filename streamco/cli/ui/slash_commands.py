@@ -68,6 +68,8 @@ COMMANDS = (
     Command("new", "", "forget the conversation and begin a new one"),
     Command("system", "[TEXT|off]", "show or set the system message"),
     Command("report", "", "show the whole report of the last answer"),
+    Command("good", "", "the last answer was good: with --quality gate, the score of the device's answers learns from it"),
+    Command("bad", "", "the last answer was not good enough"),
     Command("pace", "[N|reading|listening|smooth|off]", "show or set how fast text appears, in tokens per second"),
     Command("budget", "[0..1]", "show or set the share of the work for the expensive side"),
     Command("mode", "[race|speculate|auto]", "show or set whether one side writes or the device drafts and the server verifies"),

@@ -21,6 +21,7 @@ from streamco.config import Limits, ReaderPace
 from streamco.core.race.machine import OnFailure, RaceMachine
 from streamco.core.totals import TotalsRecorder
 from streamco.endpoints.base import Endpoint, Kind, Request
+from streamco.errors import ConfigError
 from streamco.policies.cost import RequestCost
 from streamco.policies.eligibility import RequestFacts
 from streamco.profiles import Profile
@@ -300,6 +301,15 @@ class ClientPlanner(Planner):
     def profile(self) -> bytes:
         """Return what was learned so far, as the JSON of a ``Profile``."""
 
+    def rate(self, request_id: str, *, good: bool) -> bool:
+        """Learn from the rating of an answer; return False if there is nothing to be learned from it.
+
+        Raises:
+            ConfigError: answers are not graded.
+            UsageError: there is no such answer to be rated.
+        """
+        raise ConfigError("rate: expected a client with mode=Race(quality=...), which learns from ratings, got one without")
+
 
 class ModeContext(NamedTuple):
     """What a client gives to the planners of its modes.
@@ -438,3 +448,7 @@ class Fallback(ClientPlanner):
     def profile(self) -> bytes:
         """Return what was learned so far."""
         return self.last.profile()
+
+    def rate(self, request_id: str, *, good: bool) -> bool:
+        """Learn from the rating of an answer; see ``ClientPlanner``."""
+        return self.last.rate(request_id, good=good)

@@ -137,6 +137,14 @@ class _AnswerFamilies:
         self.moves = _labelled(
             Counter("streamco_hand_overs", "Changes from one endpoint to another within an answer.", ["reason"], registry=registry)
         )
+        self.grades = _labelled(
+            Counter(
+                "streamco_graded_answers",
+                "Answers of the device that the quality gate has graded, by what it said and who answered.",
+                ["verdict", "winner"],
+                registry=registry,
+            )
+        )
         self.late = Counter("streamco_late_tokens", "Tokens that a reader waited for because of a hand-over.", registry=registry)
         self.notes = Counter("streamco_degraded_answers", "Answers that came otherwise than asked for.", registry=registry)
 
@@ -151,6 +159,8 @@ class _AnswerFamilies:
         self.requests(outcome, report.mode).inc()
         if report.mode == "race":
             self.races(winner, report.dispatch.policy).inc()
+        if report.grade is not None:
+            self.grades(report.grade.verdict, winner).inc()
         for change in report.hand_overs:
             self.moves(change.reason).inc()
             self.late.inc(change.delayed_tokens)

@@ -205,6 +205,8 @@ def _describe_answer(span: Span, report: Report, began: int) -> None:
         "streamco.dispatch.server_wait": dispatch.server_wait,
         "streamco.budget.share": dispatch.budget_share,
         "streamco.cost.usd": report.cost_usd,
+        "streamco.grade.verdict": None if report.grade is None else report.grade.verdict,
+        "streamco.grade.score": None if report.grade is None else report.grade.score,
         "streamco.hand_over.count": len(report.hand_overs),
         "gen_ai.response.time_to_first_chunk": report.ttft,
         "gen_ai.response.finish_reasons": None if report.finish_reason is None else [report.finish_reason],

@@ -124,6 +124,7 @@ class Attempt:
         self.held: list[ChatCompletionChunk] = []  # chunks without content from before the race was decided
         self.confidence = ConfidenceMeter()
         self._early: _EarlyTokens | None = None
+        self._is_rated = False  # later tokens say nothing about the rate
 
     def learn(self, *, continues: bool, vocabulary: str | None) -> None:
         """Record what the endpoint can do; nothing more is found out."""
@@ -159,8 +160,8 @@ class Attempt:
         """Record that the attempt's first content token decided the race."""
         self.state, self.has_won = AttemptState.WON, True
 
-    def win_empty(self) -> None:
-        """Record that the race's result is this answer without content. The attempt's state stays ended."""
+    def win_after_end(self) -> None:
+        """Record that the race's result is this answer, which has ended already. The attempt's state stays ended."""
         self.has_won = True
 
     def spare(self) -> None:
@@ -209,8 +210,12 @@ class Attempt:
         self.confidence.record(confidences)
         if self.first_token is None:
             self.first_token, self._early = at, _EarlyTokens(tokens, at, tokens, at)
-        elif self._early is not None and self.tokens <= _RATE_TOKENS:
+        elif self._early is not None and self.is_new:
             self._early.last, self._early.last_at = self.tokens, at
+
+    def end_rating(self) -> None:
+        """Take the rate from the tokens so far alone, because the endpoint pauses."""
+        self._is_rated = True
 
     def count_late(self, tokens: int) -> None:
         """Record that ``tokens`` of the counted ones are not used."""
@@ -238,7 +243,7 @@ class Attempt:
     @property
     def is_new(self) -> bool:
         """True if the attempt's rate is still being measured."""
-        return self.tokens <= _RATE_TOKENS
+        return self.tokens <= _RATE_TOKENS and not self._is_rated
 
     @property
     def rate(self) -> float | None:

@@ -8,7 +8,8 @@ from streamco.errors import StreamcoError
 from streamco.events import Partial
 from streamco.openai_types import ChatCompletionChunk
 
-__all__ = ["CancelStream", "Command", "ContinueStream", "DeliverTokens", "FailDelivery", "FinishDelivery", "OpenStream", "PrepareStream"]
+__all__ = ["CancelStream", "Command", "ContinueStream", "DeliverTokens", "FailDelivery", "FinishDelivery", "OpenStream"]
+__all__ += ["PauseStream", "PrepareStream", "ResumeStream"]
 
 
 class OpenStream(Struct, frozen=True):
@@ -44,6 +45,18 @@ class CancelStream(Struct, frozen=True):
     reason: str
 
 
+class PauseStream(Struct, frozen=True):
+    """Let this endpoint stop where it is, and keep what it has: it may have to go on."""
+
+    source: str
+
+
+class ResumeStream(Struct, frozen=True):
+    """Let this endpoint, which was paused, go on."""
+
+    source: str
+
+
 class DeliverTokens(Struct, frozen=True):
     """Hand these chunks to the reader now, in order."""
 
@@ -61,4 +74,6 @@ class FailDelivery(Struct, frozen=True):
     error: StreamcoError
 
 
-Command = OpenStream | ContinueStream | PrepareStream | CancelStream | DeliverTokens | FinishDelivery | FailDelivery
+Command = (
+    OpenStream | ContinueStream | PrepareStream | PauseStream | ResumeStream | CancelStream | DeliverTokens | FinishDelivery | FailDelivery
+)

@@ -153,6 +153,7 @@ class Learner:
         window: number of server samples kept.
         prior_weight: number of samples that the prior is worth.
         replan_every: at most this many samples lie between two plans; the first plans come sooner.
+        at_once: share of a server's budget that plans may spend, 0..1; the rest is kept for servers that are asked later.
 
     Raises:
         ConfigError: a setting out of range, an unknown policy.
@@ -172,8 +173,9 @@ class Learner:
         window: int = 1000,
         prior_weight: float = 20.0,
         replan_every: int = 50,
+        at_once: float = 1.0,
     ) -> None:
-        for name, share in (("budget", budget), ("tail", tail), ("explore", explore)):
+        for name, share in (("budget", budget), ("tail", tail), ("explore", explore), ("at_once", at_once)):
             check_share(name, share)
         implied = check_policy(policy, constrained)
         if window < 1 or replan_every < 1 or not prior_weight >= 0:
@@ -191,6 +193,7 @@ class Learner:
         self._explore = explore
         self._prior_weight = prior_weight
         self._replan_every = replan_every
+        self._at_once = at_once
         self._server = ProductLimit(window, prior_weight)
         self._device = DeviceFit()
         self._lengths = LengthWindow(2 * window)
@@ -295,6 +298,11 @@ class Learner:
             shape=self._shape,
         )
 
+    @property
+    def _spendable(self) -> float:
+        """The part of the budget that a plan may spend."""
+        return self.budget if self.constrained == "device" or self.budget >= 1.0 else self.budget * self._at_once
+
     def _make_policy(self) -> Policy | CallersPolicy:
         if self._own is not None:
             return self._own
@@ -306,7 +314,7 @@ class Learner:
             case "server-only" | "server-first":
                 return ServerOnly(is_strict=self.policy == "server-only")
             case "stochastic":
-                return Stochastic.plan(self.constrained, self.budget)
+                return Stochastic.plan(self.constrained, self._spendable)
         return self._plan_from(self._known_ttft(), self._known_lengths(), self._device.estimate(self._prior.device)) or BothAtOnce()
 
     def _plan_from(
@@ -321,7 +329,7 @@ class Learner:
         if lengths is None:
             return None
         if name == "server-constrained":
-            return ServerConstrained.plan(lengths, self.budget)
+            return ServerConstrained.plan(lengths, self._spendable)
         if ttft is None:
             return None
         if name == "device-constrained":
@@ -334,7 +342,7 @@ class Learner:
             ttft,
             lengths,
             device,
-            self.budget,
+            self._spendable,
             constraint=self.constrained,
             tail_weight=self._tail_weight,
             candidates=_OPTIMAL_SIZE,

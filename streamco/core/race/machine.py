@@ -3,7 +3,8 @@
 The first *content* token wins: role deltas, empty choices and usage don't count, but the winner's are delivered in their place. Output
 without tokens (media, encrypted reasoning) wins only if no other endpoint is about to answer. If an attempt fails before the race is
 decided, the next one starts at once, whatever its wait. If no attempt is left, the reader gets the error, after all text that came. If the
-endpoint fails in the middle, or writes at too high a price, another one continues the answer (``core.race.handover``).
+endpoint fails in the middle, or writes at too high a price, another one continues the answer (``core.race.handover``). With a quality gate
+the device's first tokens don't win by themselves (``core.race.gate``).
 
 The file is longer than others, because the transitions of one state are read together.
 """
@@ -18,7 +19,18 @@ from msgspec import Struct
 from streamco.config import READING, ReaderPace, fixed_rate
 from streamco.core.delivery import Delivery
 from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState, ReadAhead
-from streamco.core.race.commands import CancelStream, Command, ContinueStream, FailDelivery, FinishDelivery, OpenStream, PrepareStream
+from streamco.core.race.commands import (
+    CancelStream,
+    Command,
+    ContinueStream,
+    FailDelivery,
+    FinishDelivery,
+    OpenStream,
+    PauseStream,
+    PrepareStream,
+    ResumeStream,
+)
+from streamco.core.race.gate import GatePlan, HeldBeginning
 from streamco.core.race.handover import OnFailure, make_handover
 from streamco.core.race.migration import MigrationPlan, Prepare, Release, Switch
 from streamco.core.race.restart import Diverged
@@ -51,6 +63,7 @@ class RacePlan(Struct, frozen=True, kw_only=True):
             configuration; "all".
         hedges: two endpoints may be asked at once; False: the calls that they make may have side effects.
         is_timed: the request limits the time of the whole answer, so no endpoint goes on with it after that.
+        gate: decides whether the device's answer is good enough; None: whoever is first wins.
     """
 
     attempts: tuple[AttemptPlan, ...]
@@ -64,6 +77,7 @@ class RacePlan(Struct, frozen=True, kw_only=True):
     fatal: Fatal = "none"
     hedges: bool = True
     is_timed: bool = False
+    gate: GatePlan | None = None
 
 
 class RaceMachine:
@@ -94,6 +108,7 @@ class RaceMachine:
         self._is_complete = False  # the winner ended; what is buffered is still to be delivered
         self._orphaned: tuple[Attempt, EndpointError] | None = None  # the failed writer, until it is known who can continue
         self._patience_ends = 0.0
+        self.gate = None if plan.gate is None or len(plan.attempts) < 2 else HeldBeginning(plan.gate)
 
     # The machine protocol
 
@@ -157,7 +172,8 @@ class RaceMachine:
         if self.winner is not None or self.finished is not None:
             return due
         waits = [attempt.plan.wait for attempt in self.attempts.values() if attempt.state is AttemptState.WAITING]
-        return min([self.began + wait for wait in waits if wait is not None] + ([] if due is None else [due]), default=None)
+        gate = self.gate.deadline if self.gate is not None and self._has_second_choice() else None
+        return min([self.began + wait for wait in waits if wait is not None] + [at for at in (due, gate) if at is not None], default=None)
 
     def handle_deadline(self, *, now: float) -> None:
         """Open the attempts after their wait and release the tokens that are due."""
@@ -165,6 +181,8 @@ class RaceMachine:
             return
         if self.winner is None:
             self._start_due(now)
+            if self.gate is not None and self._has_second_choice() and now >= (self.gate.deadline or now):
+                self._let_pass(now, f"no other endpoint had begun after {self.gate.plan.max_wait:g} s")
         if self._orphaned is not None and now >= self._patience_ends:
             self._stop_waiting(now)
         self._release(now)
@@ -229,8 +247,30 @@ class RaceMachine:
                 self._stop(attempt, "explored")
         elif attempt.state is AttemptState.OPEN:
             attempt.hold(event.chunks)
-            if self.finished is None and (event.tokens or (event.has_output and self._is_alone(attempt))):
+            if self.finished is None:
+                self._receive_beginning(attempt, event, now)
+
+    def _receive_beginning(self, attempt: Attempt, event: TokensReceived, now: float) -> None:
+        """Let an attempt win by its first tokens, unless the gate holds them, or those of a device that had begun before."""
+        gate = self.gate
+        if gate is not None and gate.holds(attempt.source):
+            gate.take(event)
+            if gate.verdict is None and gate.tokens and (alone := self._why_alone(gate)):
+                self._let_pass(now, alone)
+            elif gate.verdict is None and gate.is_full:
+                self._grade(gate, now)
+        elif event.tokens or (event.has_output and self._is_alone(attempt)):
+            if gate is not None and self._is_sure(gate, now):
+                attempt.count_late(event.tokens)
+                self._let_pass(now)
+            else:
                 self._win(attempt, event.tokens, now)
+
+    def _is_sure(self, gate: HeldBeginning, now: float) -> bool:
+        """Return True if the device has begun, and is sure of what it has so far: another endpoint's first tokens don't wait for more."""
+        if gate.is_open or not gate.tokens or gate.verdict is not None or self.attempts[gate.plan.source].state is not AttemptState.OPEN:
+            return False
+        return gate.grade(is_complete=False, at=now - self.began)
 
     def _is_alone(self, attempt: Attempt) -> bool:
         """Return True if no other attempt is about to write the first token."""
@@ -253,17 +293,79 @@ class RaceMachine:
         self._fail_over(attempt, error, now)
 
     def _win(self, attempt: Attempt, tokens: int, now: float) -> None:
-        self.winner, self._writer = attempt.source, attempt
         attempt.win()
+        self._decide(attempt)
+        self._deliver(attempt.source, attempt.take_held(), tokens, now)
+        self._consider_migration(now)
+
+    def _win_after_end(self, attempt: Attempt, tokens: int, now: float) -> None:
+        """Let an answer win that has ended before the race was decided."""
+        attempt.win_after_end()
+        self._decide(attempt)
+        if attempt.held:
+            self._deliver(attempt.source, attempt.take_held(), tokens, now)
+        self._complete(attempt, now)
+
+    def _decide(self, winner: Attempt) -> None:
+        """End the race: nobody else starts, and those that run are out of it."""
+        self.winner, self._writer = winner.source, winner
+        if self.gate is not None and not self.gate.is_open:
+            self.gate.open()
+            self.attempts[self.gate.plan.source].take_held()
         for other in self.attempts.values():
             if other.state is AttemptState.WAITING:
                 other.spare()
-            elif other.state is AttemptState.OPEN:
+            elif other.state is AttemptState.OPEN and other is not winner:
                 other.lose()
-                if not self.plan.explore:
+                if not self.plan.explore or other.first_token is not None:
                     self._stop(other, "lost")
-        self._deliver(attempt.source, attempt.take_held(), tokens, now)
-        self._consider_migration(now)
+
+    # The gate
+
+    def _grade(self, gate: HeldBeginning, now: float, *, is_complete: bool = False) -> None:
+        """Let the device win if it is sure of its answer; else let it pause, and see that another endpoint answers."""
+        if gate.grade(is_complete=is_complete, at=now - self.began):
+            self._let_pass(now)
+            return
+        if alone := self._why_alone(gate):
+            self._let_pass(now, alone)
+            return
+        device = self.attempts[gate.plan.source]
+        is_asked = any(attempt.state is AttemptState.OPEN for attempt in self.attempts.values() if attempt is not device)
+        asked = None if is_asked else self._start_next(now)
+        gate.wait(now, asked=None if asked is None else asked.source)
+        if device.state is AttemptState.OPEN:
+            gate.is_paused = True
+            device.end_rating()
+            self._commands.append(PauseStream(device.source))
+
+    def _why_alone(self, gate: HeldBeginning) -> str:
+        """Return why no other endpoint can answer in the device's place, as a clause; "": one can."""
+        others = [attempt for attempt in self.attempts.values() if attempt.source != gate.plan.source]
+        waiting = [attempt for attempt in others if attempt.state is AttemptState.WAITING]
+        if any(attempt.state is AttemptState.OPEN for attempt in others):
+            return ""
+        if not waiting:
+            return "no other endpoint is left"
+        return gate.plan.obstacle if all(attempt.plan.wait is None for attempt in waiting) else ""
+
+    def _let_pass(self, now: float, because: str = "") -> None:
+        """Let the device win with all that was held; ``because``: why, though it is unsure."""
+        gate = self.gate
+        assert gate is not None, "only a gate holds tokens"
+        device = self.attempts[gate.plan.source]
+        gate.open(because)
+        if device.state is AttemptState.ENDED:
+            self._win_after_end(device, gate.tokens, now)
+            return
+        if gate.is_paused:
+            self._commands.append(ResumeStream(device.source))
+        self._win(device, gate.tokens, now)
+
+    def _has_second_choice(self) -> bool:
+        """Return True if an answer is held that can be delivered if no other endpoint gives one."""
+        gate = self.gate
+        return gate is not None and gate.waits and self.attempts[gate.plan.source].state is not AttemptState.FAILED
 
     def _deliver(self, source: str, chunks: list[ChatCompletionChunk], tokens: int, now: float) -> None:
         if self._handover is not None:
@@ -291,6 +393,9 @@ class RaceMachine:
                 self._complete(attempt, now)
         elif was is AttemptState.PREPARING:
             self._receive_prepared(attempt, now)
+        elif was is AttemptState.OPEN and self.gate is not None and self.gate.holds(attempt.source) and self.gate.tokens:
+            if self.gate.verdict is None and self.finished is None:
+                self._grade(self.gate, now, is_complete=True)
         elif was is AttemptState.OPEN:
             self._end_without_winner(now)
 
@@ -334,7 +439,7 @@ class RaceMachine:
         if self.winner is not None or self.finished is not None or self.plan.fatal == "all":
             return
         others = [other for other in self.attempts.values() if other is not attempt]
-        if any(other.is_live and other.trouble is None for other in others):
+        if any(other.is_live and other.trouble is None and not self._is_paused(other) for other in others):
             return
         if not self.plan.hedges and any(other.state is AttemptState.WAITING for other in others):
             attempt.fail(now - self.began, event.error)
@@ -346,7 +451,11 @@ class RaceMachine:
         if self.winner is not None or self.finished is not None:
             return False
         is_late = self.plan.is_timed and is_out_of_time(error)
-        return is_late or self.plan.fatal == "all" or (self.plan.fatal == "refusals" and is_refusal(error))
+        is_forgiven = self._has_second_choice()
+        return is_late or self.plan.fatal == "all" or (self.plan.fatal == "refusals" and is_refusal(error) and not is_forgiven)
+
+    def _is_paused(self, attempt: Attempt) -> bool:
+        return self.gate is not None and self.gate.waits and attempt.source == self.gate.plan.source
 
     def _stop_all(self, reason: str) -> None:
         for attempt in self.attempts.values():
@@ -516,32 +625,41 @@ class RaceMachine:
             if attempt.state is AttemptState.WAITING and attempt.plan.wait is not None and self.began + attempt.plan.wait <= now:
                 self._open(attempt, now)
 
-    def _start_next(self, now: float) -> None:
-        """Open the next untried attempt after a failure: the earliest waiting one, else one that has no wait."""
-        if waiting := [attempt for attempt in self.attempts.values() if attempt.state is AttemptState.WAITING]:
-            self._open(min(waiting, key=lambda attempt: (attempt.plan.wait is None, attempt.plan.wait or 0.0)), now)
+    def _start_next(self, now: float) -> Attempt | None:
+        """Open the next untried attempt, and return it: the earliest waiting one, else one that has no wait; None: there is none."""
+        waiting = [attempt for attempt in self.attempts.values() if attempt.state is AttemptState.WAITING]
+        if not waiting:
+            return None
+        attempt = min(waiting, key=lambda attempt: (attempt.plan.wait is None, attempt.plan.wait or 0.0))
+        self._open(attempt, now)
+        return attempt
 
     def _open(self, attempt: Attempt, now: float) -> None:
         attempt.open(now - self.began)
         self._commands.append(OpenStream(attempt.source))
 
     def _end_without_winner(self, now: float) -> None:
-        """If no attempt is open any more, take an empty answer, or fail."""
+        """If no attempt is open any more, take the held answer, or an empty one, or fail."""
         attempts = self.attempts.values()
-        if self.finished is not None or any(attempt.state is AttemptState.OPEN for attempt in attempts):
+        if self.finished is not None:
+            return
+        if self._has_second_choice() and not any(attempt.may_begin for attempt in attempts if not self._is_paused(attempt)):
+            self._let_pass(now, "no other endpoint gave an answer")
+            return
+        if any(attempt.state is AttemptState.OPEN for attempt in attempts):
             return
         empty = next((attempt for attempt in attempts if attempt.state is AttemptState.ENDED), None)
         if empty is not None:
-            for attempt in attempts:
-                if attempt.state is AttemptState.WAITING:
-                    attempt.spare()
-            self.winner, self._writer = empty.source, empty
-            empty.win_empty()
-            if empty.held:
-                self._deliver(empty.source, empty.held, 0, now)
-            self._complete(empty, now)
+            self._win_after_end(empty, 0, now)
             return
-        self._fail(self._combine_errors(list(attempts)), now)
+        error = self._combine_errors(list(attempts))
+        if self.gate is not None and not self.gate.is_open and self.gate.tokens:  # what has come of the answer is not lost
+            broken = self.attempts[self.gate.plan.source]
+            self.gate.open("no other endpoint gave an answer")
+            broken.win_after_end()
+            self.winner, self._writer = broken.source, broken
+            self._deliver(broken.source, broken.take_held(), self.gate.tokens, now)
+        self._fail(error, now)
 
     def _combine_errors(self, attempts: Sequence[Attempt]) -> StreamcoError:
         failed = {attempt.source: attempt.error for attempt in attempts if attempt.error is not None}

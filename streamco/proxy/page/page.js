@@ -61,8 +61,14 @@ function budgetText({ dispatch, speculation }) {
   return `budget left ${formatShare(left)} of all prompt tokens`;
 }
 
+function gradeText({ verdict, score }, { endpoints, winner }) {
+  const isServers = endpoints.some((side) => side.name === winner && side.kind !== "device");
+  return `${isServers ? "the device was " : ""}${verdict}${score === null ? "" : `, ${score.toFixed(2)}`}`;
+}
+
 function figuresOf(report) {
   const parts = [];
+  if (report.grade) parts.push(gradeText(report.grade, report));
   if (report.ttft !== null) parts.push(`first token ${formatSeconds(report.ttft)}`);
   if (report.tokens_per_second !== null) parts.push(`${report.tokens_per_second.toFixed(1)} tokens/s`);
   parts.push(`cost ${formatUsd(report.cost_usd)}`, budgetText(report));
@@ -76,6 +82,7 @@ class AnswerView {
     this.text = "";
     this.report = null; // the newest one
     this.hasFigures = false;
+    this.ratings = ""; // path that a rating goes to; "": none is taken
     this.run = null; // the span that text of the same origin goes into
     this.made = null; // the side that made the last text of a race
     this.began = performance.now();
@@ -149,6 +156,7 @@ class AnswerView {
     this.live.textContent = [how, ...figures].join(" · ");
     if (message) this.live.after(make("p", "failure", message));
     if (!this.report) return;
+    if (how === "done" && this.ratings && isDevicesOwn(this.report)) this.live.after(makeThumbs(this.ratings, this.report.request_id));
     drawRace(this.race, this.report, how === "stopped" ? (performance.now() - this.began) / 1000 : null);
     const details = make("details");
     const whole = make("pre", "", JSON.stringify(this.report, null, 1));
@@ -156,6 +164,27 @@ class AnswerView {
     details.append(make("summary", "", "Whole report"), whole);
     this.race.append(details);
   }
+}
+
+// Only an answer that the device wrote alone teaches something about the device
+function isDevicesOwn({ endpoints, winner, hand_overs: changes, mode }) {
+  return mode === "race" && changes.length === 0 && endpoints.some((side) => side.name === winner && side.kind === "device");
+}
+
+function makeThumbs(path, id) {
+  const row = make("p", "thumbs");
+  const rate = async (good) => {
+    for (const button of row.querySelectorAll("button")) button.disabled = true;
+    const response = await fetch(path.slice(1), { method: "POST", headers: headers(), body: JSON.stringify({ id, good }) });
+    row.textContent = response.ok ? `Thank you: noted as ${good ? "good" : "not good enough"}.` : await failureOf(response);
+  };
+  for (const [text, good] of [["Good answer", true], ["Not good enough", false]]) {
+    const button = make("button", "", text);
+    button.type = "button";
+    button.addEventListener("click", () => rate(good));
+    row.append(button);
+  }
+  return row;
 }
 
 // The timeline
@@ -305,6 +334,7 @@ async function readAnswer(view, signal) {
   const response = await fetch("v1/chat/completions", { method: "POST", headers: asked, body: JSON.stringify(body), signal });
   if (response.status === 401) askForKey();
   if (!response.ok) throw new Error(await failureOf(response));
+  view.ratings = response.headers.get("x-streamco-ratings") ?? "";
   for await (const data of eventsOf(response)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);

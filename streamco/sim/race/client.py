@@ -251,6 +251,7 @@ class SimulatedClient:
             reader_rate=self._reader_rate,
             on_failure="migrate",
             max_tokens=limit,
+            gate=dispatched.gate,
             migration=None
             if self.migration is None
             else self.dispatcher.plan_moves(

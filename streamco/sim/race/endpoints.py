@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import cycle
 from random import Random
 
@@ -21,7 +22,7 @@ from streamco.config import RetryPolicy
 from streamco.core.race.commands import ContinueStream, OpenStream, PrepareStream
 from streamco.endpoints.retry import Retries
 from streamco.errors import ConfigError, EndpointStatusError
-from streamco.events import Event, PreCopy, StreamEnded, StreamFailed, StreamRetrying, TokensReceived
+from streamco.events import Event, PreCopy, StreamEnded, StreamFailed, StreamRetrying, TokenConfidence, TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
 from streamco.profiles import DeviceSpeed, TTFTDistribution
 from streamco.sim.driver import call_at
@@ -41,11 +42,13 @@ class SimulatedAnswer(Struct, frozen=True, kw_only=True):
         prompt_tokens: tokens of the prompt.
         tokens: tokens of the whole answer, the same at both endpoints.
         max_tokens: length at which the answer is cut off; None: never.
+        probabilities: those of the first tokens of a device's answer, by its own model; later ones are not known.
     """
 
     prompt_tokens: int
     tokens: int
     max_tokens: int | None = None
+    probabilities: tuple[float, ...] = ()
 
     @property
     def made(self) -> int:
@@ -189,7 +192,11 @@ class SimulatedDevice:
 
         def begin(emit: Callable[[Event], None], slower: float = 1.0) -> _Stream:
             gap = self._gap * slower
-            return _Stream(env, emit, account, end, first=first, gap=gap, total=total, burst=self.burst, cancel_takes=self.cancel_takes)
+            known = self.answer.probabilities[position:]
+            cancel_takes = self.cancel_takes
+            return _Stream(
+                env, emit, account, end, first=first, gap=gap, total=total, burst=self.burst, cancel_takes=cancel_takes, known=known
+            )
 
         return begin(emit) if self.places is None else _PlacedStream(env, emit, self.places, begin, cancel_takes=self.cancel_takes)
 
@@ -281,6 +288,7 @@ class _Stream:
     Args:
         account: called once, at the end or on a cancel, with the seconds of work and the tokens made.
         runs_on: seconds that the endpoint works on after a cancel.
+        known: probabilities of the first tokens.
     """
 
     def __init__(
@@ -296,6 +304,7 @@ class _Stream:
         burst: int,
         cancel_takes: float,
         runs_on: float = 0.0,
+        known: Sequence[float] = (),
     ) -> None:
         self._env = env
         self._emit = emit
@@ -307,16 +316,36 @@ class _Stream:
         self._burst = burst
         self._cancel_takes = cancel_takes
         self._runs_on = runs_on
+        self._known = known
         self._since = env.now
         self._sent = 0
         self._is_over = False
-        call_at(env, first, self._emit_next)
+        self._paused_at: float | None = None
+        self._next_at = 0.0
+        self._turn = 0  # number of the wait for the next tokens; a pause ends it
+        self._wait(first)
+
+    def _wait(self, seconds: float) -> None:
+        self._next_at, self._turn = self._env.now + seconds, self._turn + 1
+        if self._paused_at is None:
+            call_at(self._env, seconds, partial(self._emit_next, self._turn))
+
+    def pause(self) -> None:
+        """Stop where it is; no effect once it has ended."""
+        self._paused_at, self._turn = self._env.now, self._turn + 1
+
+    def resume(self) -> None:
+        """Go on after ``pause``."""
+        if self._paused_at is not None and not self._is_over:
+            paused_at, self._paused_at = self._paused_at, None
+            self._since += self._env.now - paused_at
+            self._wait(self._next_at - paused_at)
 
     def cancel(self, released: Callable[[], None]) -> None:
         """Stop the stream. It is accounted now, with the work that it will have done when the cancel takes effect."""
         if not self._is_over:
             self._is_over = True
-            elapsed = self._env.now - self._since + self._runs_on
+            elapsed = (self._env.now if self._paused_at is None else self._paused_at) - self._since + self._runs_on
             self._account(elapsed, self._made_within(elapsed))
         call_at(self._env, self._cancel_takes, released)
 
@@ -326,8 +355,8 @@ class _Stream:
             return 0
         return min(self._total, 1 + math.floor(since_first / self._gap + _SLACK))
 
-    def _emit_next(self) -> None:
-        if self._is_over:
+    def _emit_next(self, turn: int) -> None:
+        if self._is_over or turn != self._turn:
             return
         count = min(self._burst if self._sent else 1, self._total - self._sent)
         is_last = self._sent + count >= self._total
@@ -335,12 +364,13 @@ class _Stream:
             self._is_over = True
             self._account(self._env.now - self._since, self._total)
         if count and self._end.finish_reason is not None:
+            known = tuple(TokenConfidence(each, ends_sentence=False) for each in self._known[self._sent : self._sent + count])
             self._sent += count
-            self._emit(TokensReceived(self._end.source, [_TOKEN] * count, count))
+            self._emit(TokensReceived(self._end.source, [_TOKEN] * count, count, known))
         if is_last:
             self._emit(self._end)
         else:
-            call_at(self._env, self._gap * min(self._burst, self._total - self._sent), self._emit_next)
+            self._wait(self._gap * min(self._burst, self._total - self._sent))
 
 
 class _PlacedStream:
@@ -378,6 +408,16 @@ class _PlacedStream:
             call_at(self._env, self._cancel_takes, released)
         else:
             self._stream.cancel(released)
+
+    def pause(self) -> None:
+        """Stop where it is."""
+        if self._stream is not None:
+            self._stream.pause()
+
+    def resume(self) -> None:
+        """Go on after ``pause``."""
+        if self._stream is not None:
+            self._stream.resume()
 
     def _wait_for_turn(self, _: simpy.Event) -> None:
         if not self._is_cancelled:
@@ -435,6 +475,16 @@ class _LimitedStream:
             call_at(self._env, 0.0, released)
         else:
             self._stream.cancel(released)
+
+    def pause(self) -> None:
+        """Stop where it is."""
+        if self._stream is not None:
+            self._stream.pause()
+
+    def resume(self) -> None:
+        """Go on after ``pause``."""
+        if self._stream is not None:
+            self._stream.resume()
 
     def _ask(self) -> None:
         if self._is_cancelled:

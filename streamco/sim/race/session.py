@@ -16,7 +16,9 @@ from streamco.core.race.commands import (
     FailDelivery,
     FinishDelivery,
     OpenStream,
+    PauseStream,
     PrepareStream,
+    ResumeStream,
 )
 from streamco.core.race.machine import RaceMachine
 from streamco.events import Event, StreamCancelled
@@ -34,6 +36,14 @@ class SimulatedStream(Protocol):
         """Emit nothing more, and call ``released`` when the connection or sequence is free."""
         ...
 
+    def pause(self) -> None:
+        """Stop where it is."""
+        ...
+
+    def resume(self) -> None:
+        """Go on after ``pause``."""
+        ...
+
 
 class SimulatedSource(Protocol):
     """An endpoint in virtual time."""
@@ -49,12 +59,23 @@ class _ScriptedStream:
         self._source = source
         self._emit = emit
         self._is_cancelled = False
+        self._kept: list[Event] | None = None  # events during a pause; None: there is none
         for at, event in source.script:
             call_at(env, at, lambda event=event: self._fire(event))  # type: ignore[misc]
 
     def _fire(self, event: Event) -> None:
-        if not self._is_cancelled:
+        if self._kept is not None:
+            self._kept.append(event)
+        elif not self._is_cancelled:
             self._emit(event)
+
+    def pause(self) -> None:
+        self._kept = []
+
+    def resume(self) -> None:
+        kept, self._kept = self._kept or [], None
+        for event in kept:
+            self._fire(event)
 
     def cancel(self, released: Callable[[], None]) -> None:
         self._is_cancelled = True
@@ -125,6 +146,10 @@ class SimulatedRace(SimulatedMachine[Event, Command]):
                 if self._watch is not None:
                     self._watch.opened(source, is_whole=isinstance(command, OpenStream))
                 self._streams[source] = self._sources[source].open(self._env, self.receive, command)
+            case PauseStream(source):
+                self._streams[source].pause()
+            case ResumeStream(source):
+                self._streams[source].resume()
             case CancelStream(source):
                 self._streams[source].cancel(lambda: self.receive(StreamCancelled(source)))
             case DeliverTokens():

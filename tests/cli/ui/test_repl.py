@@ -8,6 +8,8 @@ from streamco.cli.ui.history import Conversation
 from streamco.cli.ui.repl import Dialogue
 from streamco.cli.ui.view import PlainView
 from streamco.client.client import Client
+from streamco.client.modes.race.mode import Race
+from streamco.client.modes.race.quality_gate import QualityGate
 from streamco.errors import EndpointStatusError, EndpointTimeoutError
 from streamco.testing.endpoint import ScriptedEndpoint
 
@@ -15,10 +17,10 @@ from streamco.testing.endpoint import ScriptedEndpoint
 class Talk:
     """A dialogue with two scripted endpoints."""
 
-    def __init__(self) -> None:
+    def __init__(self, mode: Race | None = None) -> None:
         self.device = ScriptedEndpoint("device", [(0.0, "Yes.")], kind="device")
         self.server = ScriptedEndpoint("server", [(0.05, "No.")])
-        self.client = Client(self.device, self.server)
+        self.client = Client(self.device, self.server, mode=mode or Race())
         self.out, self.err = io.StringIO(), io.StringIO()
         self.conversation = Conversation()
         self.settings = AnswerSettings()
@@ -92,6 +94,20 @@ async def test_another_budget_counts_from_the_next_answer_on() -> None:
     async with talk.client:
         assert "budget: 0%" in await talk.say("/budget 0", "one")
         assert "its budget, its share so far  0.0%" in await talk.say("/report")
+
+
+async def test_an_answer_can_be_called_good_or_bad_where_that_teaches_something() -> None:
+    talk = Talk(Race(policy="device-first", quality=QualityGate(min_score=0.5)))
+    talk.device.probability = 0.9
+    async with talk.client:
+        assert "no answer yet" in await talk.say("/good")
+        assert "noted: device's answer was good" in await talk.say("one", "/good")
+        assert "not rated yet" in await talk.say("/bad")
+        assert "noted: device's answer was not good enough" in await talk.say("two", "/bad")
+        assert "nothing is learned from it" in await talk.say("/policy server-only", "three", "/good")
+    plain = Talk()
+    async with plain.client:
+        assert "mode=Race(quality=...)" in await plain.say("one", "/good")
 
 
 async def test_a_failure_is_remembered_for_the_exit_code_and_its_text_for_the_conversation() -> None:

@@ -14,6 +14,7 @@ pytest.importorskip("playwright", reason="needs the package playwright")
 
 from playwright.async_api import Browser, Error, expect
 
+from streamco import MigrationOptions, QualityGate, Race
 from streamco.endpoints.base import Capabilities, TokenPrices
 from streamco.errors import EndpointConnectError, EndpointProtocolError
 from streamco.proxy.app import serving
@@ -69,7 +70,8 @@ def moving(story: Sequence[str]) -> tuple[ScriptedEndpoint, ScriptedEndpoint]:
 
 async def test_both_sides_are_tinted_the_hand_over_stands_at_its_place_and_the_race_is_drawn(visit: Visit) -> None:
     story = [f"word{number} " for number in range(80)]
-    async with proxying(*moving(story), policy="both", budget=1.0, pace=25, page=True) as proxy:
+    race = Race(policy="both", migration=MigrationOptions(min_quality=0.0))
+    async with proxying(*moving(story), dispatch=race, budget=1.0, pace=25, page=True) as proxy:
         await visit.open(address(proxy))
         await visit.ask("Tell me a story")
         await visit.ended()
@@ -80,12 +82,11 @@ async def test_both_sides_are_tinted_the_hand_over_stands_at_its_place_and_the_r
         sides = await visit.texts(".race .words")
         assert any("asked at once, first token" in words and "began the answer" in words and "stopped at" in words for words in sides)
         assert any("took over and went on" in words for words in sides)
-        change, shown, note = await visit.texts(".race li")
+        change, shown = await visit.texts(".race li")
         assert shown.startswith("the text was shown until ")
         assert change.startswith("hand-over at ")
         assert f"after token {len(before.split())}: server → device" in change
         assert "cheaper, saved $" in change
-        assert note.startswith("note: device went on for server, because it is cheaper")
         (live,) = await visit.texts(".live")
         assert "tokens/s" in live
         for bar in await visit.page.locator(".track .bar").all():
@@ -93,6 +94,23 @@ async def test_both_sides_are_tinted_the_hand_over_stands_at_its_place_and_the_r
             assert box is not None
             assert box["width"] >= 2
         assert await visit.page.locator(".track .first").count() >= 2
+
+
+async def test_an_answer_of_the_devices_own_can_be_rated_and_the_score_is_shown(visit: Visit) -> None:
+    gate = Race(policy="device-first", quality=QualityGate(min_score=0.5))
+    local = device([(0.0, "Yes. ")], probability=0.91)
+    async with proxying(local, server([(0.0, "No. ")]), dispatch=gate, budget=0.9, page=True) as proxy:
+        await visit.open(address(proxy))
+        await visit.ask("Really?")
+        await visit.ended()
+        assert (await visit.texts(".live"))[0].startswith("done · sure, 0.91 · first token")
+        await visit.page.get_by_role("button", name="Not good enough").click()
+        await expect(visit.page.locator(".thumbs")).to_have_text("Thank you: noted as not good enough.")
+        local.probability = 0.34
+        await visit.ask("And now?")
+        await visit.ended()
+        assert (await visit.texts(".live"))[1].startswith("done · the device was unsure, 0.34 · first token")
+        assert await visit.page.locator(".thumbs").count() == 1
 
 
 async def test_a_speculated_answer_is_tinted_by_what_became_of_its_drafts(visit: Visit) -> None:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from streamco.client.modes.base import Obstacle
 from streamco.core.race.attempt import AttemptPlan
+from streamco.core.race.gate import GatePlan
 from streamco.core.race.learner import CallersPolicy, Plan
 from streamco.core.report_parts import DispatchReport
 from streamco.endpoints.base import Endpoint, Kind
@@ -43,6 +44,9 @@ class DispatchRecord:
         unmoved: why the answer moves to no cheaper endpoint, as a clause; "": it may; found by ``Dispatcher.plan_moves``.
         sides: the endpoints' names in the place of "device" and "server", if two servers race; {}: there are real sides.
         barred: moves that would save money and must not happen, because the target is not good enough; found there, too.
+        gate: decides whether the device's answer is good enough; None: nothing does.
+        gate_reservation: the part of the reservation for a server that is asked because of a low score; None: nothing grades answers.
+        not_graded: why nothing does, though that was asked for, as a clause; "": it does, or wasn't asked for.
     """
 
     def __init__(
@@ -67,6 +71,9 @@ class DispatchRecord:
         without_effect: str = "",
         shortened_to: int | None = None,
         sides: Mapping[str, str] = MappingProxyType({}),
+        gate: GatePlan | None = None,
+        gate_reservation: Reservation | None = None,
+        not_graded: str = "",
     ) -> None:
         self.sides = sides
         self.obstacles = obstacles
@@ -76,6 +83,9 @@ class DispatchRecord:
         self.without_effect = without_effect
         self.shortened_to = shortened_to
         self.unmoved = ""
+        self.gate = gate
+        self.gate_reservation = gate_reservation
+        self.not_graded = not_graded
         self.barred: Sequence[BarredMove] = ()
         self.attempts = attempts
         self.device = device

@@ -24,22 +24,25 @@ from streamco.client.modes.race.attempt_plans import names_of_two_servers, plan_
 from streamco.client.modes.race.dispatch_record import DispatchRecord, endpoint_cost, known_prices
 from streamco.client.modes.race.endpoint_states import EndpointStates
 from streamco.client.modes.race.migration import MigrationOptions, MigrationPlanner, trusted_moves, wants_moves
+from streamco.client.modes.race.quality_gate import Grader, QualityGate, why_not_graded
 from streamco.client.request_facts import describe_request, facts_for_log
 from streamco.config import READING, check_share
 from streamco.core.race.attempt import Attempt, AttemptState
 from streamco.core.race.estimators import is_burst
-from streamco.core.race.learner import DeviceTTFT, Learner, PromptLength, ServerTTFT, check_policy
+from streamco.core.race.gate import GatePlan
+from streamco.core.race.learner import DeviceTTFT, Learner, Plan, PromptLength, ServerTTFT, check_policy
 from streamco.core.race.machine import RaceMachine
 from streamco.core.race.migration import MigrationPlan
 from streamco.core.report_parts import HandOver
 from streamco.endpoints.base import Endpoint, Request
 from streamco.endpoints.model_identity import have_same_model
 from streamco.errors import ConfigError, EndpointError
-from streamco.policies.budget_control import BURST, BudgetSteering, check_burst, steer
+from streamco.policies.budget_control import BURST, BudgetSteering, Reservation, check_burst, steer
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, device_costs
 from streamco.policies.device_constrained import TAIL
 from streamco.policies.dispatch import DeviceOnly, DispatchPolicy, ServerOnly, Side
 from streamco.policies.eligibility import Eligibility, Gate, RequestFacts, check_eligibility, restrict
+from streamco.policies.quality import MAX_TOKENS, AnswerFacts, LearnedScore
 from streamco.profiles import ModelShape, Prices, Profile
 
 __all__ = ["DispatchOptions", "Dispatcher"]
@@ -47,6 +50,7 @@ __all__ = ["DispatchOptions", "Dispatcher"]
 _CURE = "; capabilities=Capabilities(...) of an endpoint says what it can do"
 _EXCHANGE_RATE = RateName("race", "exchange_rate", "US dollars per million GFLOPs")
 _WORTH = 1.0  # seconds that a device with others before it may be later than the server, before the server is asked on credit
+_AT_ONCE = 0.5  # share of a server's budget for those that start at once, if the rest is for answers of which the device is unsure
 _QUEUE_AWARE = frozenset({"auto", "disco", "server-constrained"})  # these policies look at the queue; others do what their names say
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _INDIFFERENT = Random(0)  # for requests of one side: whatever is drawn, that side serves it
@@ -66,6 +70,7 @@ class DispatchOptions(Struct, frozen=True, kw_only=True):
     exchange_rate: RateSetting = RATE_SERVER_CONSTRAINED
     reader_rate: float = READING
     burst: int = BURST
+    quality: QualityGate | Literal["gate"] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what neither the learner nor a race could use."""
@@ -78,6 +83,8 @@ class DispatchOptions(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"race: tail_weight: expected 0 or more, got {self.tail_weight!r}")
         if self.gate is not None and not callable(self.gate):
             raise ConfigError(f"race: gate: expected a function of RequestFacts or None, got {type(self.gate).__name__}")
+        if self.quality not in (None, "gate") and not isinstance(self.quality, QualityGate):
+            raise ConfigError(f'race: quality: expected QualityGate(...), "gate" or None, got {self.quality!r}')
         if not isinstance(self.reader_rate, int | float) or not self.reader_rate > 0:
             raise ConfigError(f"race: reader_rate: expected tokens per second above 0, got {self.reader_rate!r}")
 
@@ -116,7 +123,12 @@ class Dispatcher:
             tail=options.tail,
             tail_weight=options.tail_weight,
             explore=options.explore,
+            at_once=1.0 if options.quality is None else _AT_ONCE,
         )
+        quality = QualityGate() if options.quality == "gate" else options.quality
+        self._ratings = () if profile is None else profile.ratings
+        part = 1.0 if budget >= 1.0 else budget if options.policy == "device-first" else budget * (1.0 - _AT_ONCE)
+        self.grader = None if quality is None else Grader(quality, part, LearnedScore(self._ratings))
         self._steering = BudgetSteering(budget, burst=options.burst)
         self._accounts: dict[Side, BudgetSteering] = {self._learner.constrained: self._steering}  # by the side that is constrained
         self._seed = SystemRandom().randrange(1 << 63) if seed is None else seed
@@ -143,6 +155,9 @@ class Dispatcher:
         )
         other._migration = self._migration.copy()
         other._pair = self._pair
+        other._ratings = self._ratings
+        if other.grader is not None and self.grader is not None:
+            other.grader.share(self.grader)
         return other
 
     @property
@@ -156,8 +171,13 @@ class Dispatcher:
 
     def profile(self) -> bytes:
         """Return what is known now, as the JSON of a ``Profile``."""
+        ratings = self._ratings if self.grader is None else tuple(self.grader.learned.examples)
         return replace(
-            self._learner.profile(), answers=self._migration.answers, pair=self._pair, quality=dict(self._migration.quality)
+            self._learner.profile(),
+            answers=self._migration.answers,
+            pair=self._pair,
+            quality=dict(self._migration.quality),
+            ratings=ratings,
         ).to_json()
 
     @property
@@ -221,20 +241,14 @@ class Dispatcher:
             EndpointError: one side is kept out, and the other could not start.
         """
         self._update_costs(device, servers)
-        kept_out, setting = self._restriction or (None, "")
+        kept_out = self.kept_out
         without_effect = "" if kept_out is not None else why_without_effect(self._learner.policy, device, servers)
-        kept_out_by = ""
-        if kept_out is not None:
-            is_there = bool(servers) if kept_out == "server" else device is not None
-            kept_out_by = setting if is_there else ""
-            device, servers = (device, ()) if kept_out == "server" else (None, servers)
-            _check_startable([*servers, *([device] if device is not None else [])], unavailable)
+        device, servers, kept_out_by = self._keep_out(device, servers, unavailable)
         device = None if device is not None and device.name in unavailable else device
         servers = [server for server in servers if server.name not in unavailable]
         facts = facts or describe_request(request, device, servers)
         able, late = in_order(facts, servers)
-        if resting:
-            able = sorted(able, key=lambda each: each.name in resting)
+        able = sorted(able, key=lambda each: each.name in resting) if resting else able
         server = next(iter(able or servers), None)
         check = partial(
             check_eligibility,
@@ -255,16 +269,22 @@ class Dispatcher:
         has_choice = eligibility.device and eligibility.server and not is_one_sided
         rng = Random(f"{self._seed}/{self._count}") if has_choice else _INDIFFERENT  # to seed one costs more than the decision
         decision = planned = restrict(plan.decide(length, rng), eligibility)
-        is_late = False
         others = 0 if states is None else states.queued
-        if states is not None and others and has_choice and plan.constrained == "server" and self._learner.policy in _QUEUE_AWARE:
-            may_ask = eligibility.first != "device" and not any(each.name in resting for each in (device, server) if each is not None)
-            is_late = may_ask and states.delay(length) > _WORTH
+        may_borrow = eligibility.first != "device" and not any(each.name in resting for each in (device, server) if each is not None)
+        is_queue_aware = has_choice and plan.constrained == "server" and self._learner.policy in _QUEUE_AWARE
+        is_late = states is not None and others > 0 and is_queue_aware and may_borrow and states.delay(length) > _WORTH
         if is_late:
             decision = replace(decision, device_wait=None, server_wait=0.0, reason="the device has others before it", explore=False)
-        is_exempt = is_one_sided or (kept_out is None and not (eligibility.device and eligibility.server))
+        both = eligibility.device and eligibility.server
+        may_grade = both and (has_choice or (isinstance(plan.policy, DeviceOnly) and not plan.policy.is_strict))
+        not_graded = self._why_not_graded(facts) if may_grade else ""
+        is_graded = self.grader is not None and may_grade and not not_graded
+        is_exempt = (is_one_sided and not is_graded) or (kept_out is None and not both)
         is_wanted = not is_exempt and decision.wait(plan.constrained) is not None
-        reservation = self._steering.reserve(length, wanted=is_wanted, on_credit=is_late)
+        may_ask = is_graded and not is_exempt and not is_wanted and plan.constrained == "server"
+        part = None if self.grader is None else self.grader.account.reserve(length, wanted=may_ask)
+        may_ask = part is not None and part.is_allowed
+        reservation = self._steering.reserve(length, wanted=is_wanted or may_ask, on_credit=is_late)
         if is_wanted and not reservation.is_allowed:
             decision = steer(planned, plan.constrained, is_allowed=False)
         if reservation.is_borrowed:
@@ -294,13 +314,34 @@ class Dispatcher:
             without_effect=without_effect,
             shortened_to=shortened_length(facts, device) if eligibility.device else None,
             sides=names_of_two_servers(device, able or servers),
+            gate=self._plan_gate(facts, device, _why_alone(plan, reservation, server, resting)) if is_graded else None,
+            gate_reservation=part,
+            not_graded=not_graded,
             note=_note(unavailable) + "".join(f"; not for {server.name}" for server in servers if able and server not in able),
         )
+
+    def _keep_out(
+        self, device: Endpoint | None, servers: Sequence[Endpoint], unavailable: Mapping[str, EndpointError]
+    ) -> tuple[Endpoint | None, Sequence[Endpoint], str]:
+        """Return the endpoints without the side that is kept out, and the setting that does it; "": there is no such side.
+
+        Raises:
+            EndpointError: the other side could not start.
+        """
+        if self._restriction is None:
+            return device, servers, ""
+        kept_out, setting = self._restriction
+        is_there = bool(servers) if kept_out == "server" else device is not None
+        device, servers = (device, ()) if kept_out == "server" else (None, servers)
+        _check_startable([*servers, *([device] if device is not None else [])], unavailable)
+        return device, servers, setting if is_there else ""
 
     def abandon(self, dispatched: DispatchRecord) -> None:
         """Close the account of a request that doesn't start after all, so that it holds back nothing of the budget."""
         if not dispatched.reservation.is_settled:
             dispatched.steering.settle(dispatched.reservation, started=False, exempt=True)
+            if self.grader is not None and dispatched.gate_reservation is not None:
+                self.grader.account.settle(dispatched.gate_reservation, started=False, exempt=True)
 
     def costs(self, device: Endpoint | None, servers: Sequence[Endpoint]) -> CostOf:
         """Return the function that gives the cost of tokens at these endpoints, for answers that are not dispatched."""
@@ -400,22 +441,45 @@ class Dispatcher:
             and not have_same_model(endpoints[each.source], endpoints[each.target], asked=model)
         ]
 
+    def _plan_gate(self, facts: RequestFacts, device: Endpoint | None, obstacle: str) -> GatePlan | None:
+        """Return the gate of an answer that both sides could give; None: nothing grades answers."""
+        if self.grader is None or device is None:
+            return None
+        return self.grader.plan(facts, device.name, is_limited=self._learner.constrained == "server", obstacle=obstacle)
+
+    def _why_not_graded(self, facts: RequestFacts) -> str:
+        """Return why the answer to a request isn't graded, though both sides could give it, as a clause; "": it is, or nobody asked."""
+        if self.grader is None:
+            return ""
+        return why_not_graded(facts, hedges=self.hedges(facts)) or self.grader.why_off
+
     # Learning
 
-    def record(self, dispatched: DispatchRecord, machine: RaceMachine, *, was_alone: bool = True) -> None:
+    def record(self, dispatched: DispatchRecord, machine: RaceMachine, *, was_alone: bool = True, request_id: str = "") -> None:
         """Record a race that has ended: close its account and learn from its times.
 
-        ``was_alone``: the device had no other answer when it was asked for this one, so that its time says how fast it is.
+        Args:
+            dispatched: the decision for the answer.
+            machine: its race.
+            was_alone: the device had no other answer when it was asked for this one, so that its time says how fast it is.
+            request_id: by which the answer may be rated; "": it isn't.
         """
         attempts = [attempt for attempt in (*machine.attempts.values(), *machine.past_attempts) if attempt.opened is not None]
         sides = {attempt.source: "device" if attempt.source == dispatched.device else "server" for attempt in attempts}
         constrained = [attempt for attempt in attempts if sides[attempt.source] == dispatched.plan.constrained]
         was_planned = any(
-            attempt.plan.wait is not None and attempt.takeover_position is None and attempt.read_ahead is None for attempt in constrained
+            (attempt.plan.wait is not None or (machine.gate is not None and machine.gate.asked == attempt.source))
+            and attempt.takeover_position is None
+            and attempt.read_ahead is None
+            for attempt in constrained
         )
         is_outage = bool(constrained) and not was_planned
         if not dispatched.reservation.is_settled:
             dispatched.steering.settle(dispatched.reservation, started=bool(constrained), exempt=dispatched.is_exempt or is_outage)
+        if self.grader is not None and dispatched.gate_reservation is not None:
+            self.grader.record(dispatched.gate_reservation, machine.gate, is_exempt=dispatched.is_exempt)
+        if self.grader is not None and request_id:
+            self.grader.remember(request_id, _facts(dispatched, machine))
         self._learner.observe(PromptLength(dispatched.prompt_tokens))
         self._migration.record(machine, frozenset([dispatched.device] if dispatched.device else []), dispatched.prompt_tokens)
         for attempt in attempts:
@@ -462,6 +526,28 @@ def _shape(device: Endpoint | None) -> ModelShape | None:
     if info is None:
         return None
     return ModelShape(layers=info.layers, width=info.width, ffn_width=info.ffn_width, vocabulary=info.vocabulary_size, heads=info.heads)
+
+
+def _facts(dispatched: DispatchRecord, machine: RaceMachine) -> AnswerFacts | None:
+    """Return what is known of an answer that the device has written from beginning to end; None: it hasn't, or nothing is known."""
+    attempt = machine.attempts.get(dispatched.device or "")
+    if attempt is None or attempt.state is not AttemptState.ENDED or not attempt.has_won or not attempt.confidence.first:
+        return None
+    return AnswerFacts(
+        probabilities=tuple(attempt.confidence.first),
+        is_complete=attempt.tokens <= MAX_TOKENS,
+        prompt_tokens=dispatched.prompt_tokens,
+        task=dispatched.facts.task,
+    )
+
+
+def _why_alone(plan: Plan, reservation: Reservation, server: Endpoint | None, resting: Mapping[str, str]) -> str:
+    """Return why a server must not be asked because of a low score, as a clause; "": it may."""
+    if server is None:
+        return "there is no server"
+    if plan.constrained == "server" and not reservation.is_allowed:
+        return "the budget is spent"
+    return f"{server.name} rests, because {resting[server.name]}" if server.name in resting else ""
 
 
 def _passes(gate: Gate | None, facts: RequestFacts) -> bool:

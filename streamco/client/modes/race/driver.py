@@ -30,7 +30,9 @@ from streamco.core.race.commands import (
     FailDelivery,
     FinishDelivery,
     OpenStream,
+    PauseStream,
     PrepareStream,
+    ResumeStream,
 )
 from streamco.core.race.machine import RaceMachine
 from streamco.core.report import Opening, Report, opening_of
@@ -45,6 +47,8 @@ from streamco.endpoints.base import (
     changes_of,
     idle_of,
     joules_of,
+    pause,
+    resume,
     split_figures_of,
     watch_retries,
 )
@@ -118,6 +122,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         self._readers: dict[str, asyncio.Task[None]] = {}  # the tasks that read them, without those that were cancelled
         self._direct: tuple[str, EndpointStream] | None = None  # what the reader's own task reads
         self._paused: asyncio.Future[None] | None = None  # done when endpoints may be read on
+        self._stopped: dict[str, asyncio.Future[None]] = {}  # of endpoints that the machine has paused; done when they may go on
         self._counts: dict[Attempt, TextCount] = {}
         self._joules: dict[Attempt, float | None] = {}  # of attempts that have ended
         self._final: Report | None = None
@@ -264,6 +269,12 @@ class RaceDriver(TaskDriver[Event, Command]):
                 self._continue(source, partial)
             case PrepareStream(source, partial):
                 self._open(source, replace(_continued(self.request, partial, None), prefill_only=True))
+            case PauseStream(source):
+                self._stopped[source] = self._loop.create_future()
+                pause(self._streams[source])
+            case ResumeStream(source):
+                self._stopped.pop(source).set_result(None)
+                resume(self._streams[source])
             case CancelStream(source):
                 if self._direct is not None and self._direct[0] == source:
                     self._direct = None
@@ -377,6 +388,8 @@ class RaceDriver(TaskDriver[Event, Command]):
                 self._direct = source, stream
                 self._queue.wake()
                 return
+            if (stopped := self._stopped.get(source)) is not None:
+                await stopped
             if source == self.machine.writer and self._held > self._max_held():
                 await self._wait_for_reader()
 
@@ -407,6 +420,7 @@ class RaceDriver(TaskDriver[Event, Command]):
             return None
 
     def _cancel_soon(self, source: str) -> None:
+        self._stopped.pop(source, None)
         reader = self._readers.pop(source, None)  # a cancelled task holds its frame, and that this object
         self._spawn(self._cancel(source, reader, self._streams[source]), f"streamco cancel {source}")
 

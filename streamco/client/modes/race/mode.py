@@ -35,6 +35,8 @@ class Race(DispatchOptions, frozen=True, kw_only=True):
         burst: prompt tokens that may be borrowed from the budget of a server while the device is busy with others, up to 32 mean prompts;
             0: none.
         reader_rate: tokens per second of the virtual reader that quality is measured with, if no pace is set.
+        quality: ``QualityGate(...)``, so that the server answers if the device is unsure of its answer; "gate": by its defaults; None: the
+            first one writes the answer, however good it is (docs/howto/quality.md).
 
     Raises:
         ConfigError: a setting out of range. If ``exchange_rate`` is a function that fails, the client raises it.

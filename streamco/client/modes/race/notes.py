@@ -10,6 +10,7 @@ from streamco.client.modes.base import AskedAnswer
 from streamco.client.modes.notes import note_inexact, note_shortened
 from streamco.client.modes.race.dispatch_record import DispatchRecord
 from streamco.client.modes.race.driver import RaceDriver
+from streamco.core.race.gate import HeldBeginning
 from streamco.core.report_parts import HandOver
 from streamco.errors import EndpointError, why_unable
 from streamco.policies.migration import BarredMove
@@ -47,6 +48,9 @@ def note_dispatch(asked: AskedAnswer, dispatched: DispatchRecord, unavailable: M
         credit = ", and what may be borrowed, too (burst)" if dispatched.steering.burst else ""
         sentence = f"the answer waits for {others} at {device}, because the budget is spent{credit}"
         degradations.record(notes, kind="waits", endpoint=device, sentence=sentence, may_raise=False)
+    if dispatched.not_graded:
+        sentence = f"{device}'s answer isn't graded, because {dispatched.not_graded}"
+        degradations.record(notes, kind=_without_figures(f"not graded: {dispatched.not_graded}"), endpoint=device, sentence=sentence)
     if dispatched.without_effect:
         degradations.record(notes, kind="no effect", endpoint="policy", sentence=dispatched.without_effect)
     if dispatched.shortened_to is not None:
@@ -127,6 +131,8 @@ def note_race(degradations: Degradations, notes: list[str], driver: RaceDriver) 
             )
         elif attempt.ttft is not None:
             degradations.record_success(attempt.source)
+    if machine.gate is not None and not has_failed:
+        _note_grade(degradations, notes, machine.gate)
     if isinstance(machine.error, EndpointError) and machine.error.unable:
         sentence = why_unable(machine.error.unable)
         if sentence not in notes:
@@ -136,6 +142,21 @@ def note_race(degradations: Degradations, notes: list[str], driver: RaceDriver) 
     if driver.unlimited is not None:
         sentence = f"{driver.unlimited} may exceed max_tokens, because how many tokens the answer had before is only estimated"
         degradations.record(notes, kind="max_tokens not counted", endpoint=driver.unlimited, sentence=sentence, may_raise=False)
+
+
+def _note_grade(degradations: Degradations, notes: list[str], held: HeldBeginning) -> None:
+    """Record that an answer was shown that wasn't graded, or that the device was unsure of."""
+    name = held.plan.source
+    if held.verdict == "not graded":
+        sentence = f"{name}'s answer wasn't graded: {held.unscored_because}"
+        degradations.record(notes, kind="not graded", endpoint=name, sentence=sentence, may_raise=False)
+    elif held.passed_because and held.score is not None:
+        sure = f"{held.score:.2f}, below {held.plan.min_score:.2f}"
+        sentence = f"{name} answered, though it was unsure ({sure}): {held.passed_because}"
+        degradations.record(notes, kind="unsure", endpoint=name, sentence=sentence, may_raise=False)
+    elif held.passed_because and held.verdict is None:
+        sentence = f"{name}'s answer wasn't graded: {held.passed_because}"
+        degradations.record(notes, kind="not graded", endpoint=name, sentence=sentence, may_raise=False)
 
 
 def _instead(dispatched: DispatchRecord, name: str) -> str:

@@ -27,6 +27,7 @@ from streamco.client.modes.race.notes import note_dispatch, note_moves, note_pas
 from streamco.client.modes.race.server_checks import ServerChecks
 from streamco.client.request_facts import takes_long
 from streamco.config import fixed_rate
+from streamco.core.race.gate import GatePlan
 from streamco.core.race.machine import Fatal, OnFailure, RaceMachine, RacePlan
 from streamco.core.race.migration import MigrationPlan
 from streamco.endpoints.base import Kind
@@ -115,6 +116,12 @@ class RacePlanner(ClientPlanner):
     def profile(self) -> bytes:
         """Return what was learned so far."""
         return self.dispatcher.profile()
+
+    def rate(self, request_id: str, *, good: bool) -> bool:
+        """Learn from the rating of an answer; see ``ClientPlanner``."""
+        if self.dispatcher.grader is None:
+            return super().rate(request_id, good=good)
+        return self.dispatcher.grader.rate(request_id, good)
 
 
 class PreparedRace(Prepared[RaceDriver]):
@@ -269,7 +276,18 @@ class PreparedRace(Prepared[RaceDriver]):
             fatal=_FATAL[settings.degradations.rule],
             hedges=self._dispatcher.hedges(dispatched.facts),
             is_timed=asked.request.timeouts is not None and asked.request.timeouts.total is not None,
+            gate=self._gate(dispatched),
         )
+
+    def _gate(self, dispatched: DispatchRecord) -> GatePlan | None:
+        """Return the answer's gate, which asks no server that has just refused another request."""
+        gate, refusal = dispatched.gate, self.asked.settings.degradations.refusal
+        if gate is None or gate.obstacle:
+            return gate
+        refusals = {each.source: refusal(each.source) for each in dispatched.attempts if each.source != gate.source and each.wait is None}
+        if refusals and all(error is not None for error in refusals.values()):
+            return replace(gate, obstacle=f"{next(iter(refusals))} has refused another request")
+        return gate
 
     def _plan_moves(self, dispatched: DispatchRecord, capacity: int) -> MigrationPlan | None:
         """Return the plan for the planned hand-overs of the answer; None: it is not moved.
@@ -296,7 +314,7 @@ class PreparedRace(Prepared[RaceDriver]):
         ``was_alone``: the device had no other answer when it was asked for this one.
         """
         settings, notes, machine = self.asked.settings, self.asked.notes, driver.machine
-        self._dispatcher.record(dispatched, machine, was_alone=was_alone)
+        self._dispatcher.record(dispatched, machine, was_alone=was_alone, request_id=self.asked.log.request_id)
         settings.learn(EndedAnswer(dispatched.prompt_tokens, machine))
         note_race(settings.degradations, notes, driver)
         endpoints, model = settings.endpoints.endpoints, self.asked.request.model

@@ -14,7 +14,7 @@ from streamco.client.modes.race.dispatch_record import DispatchRecord
 from streamco.core.race.attempt import Attempt, AttemptState
 from streamco.core.race.machine import RaceMachine
 from streamco.core.report import Opening, Report
-from streamco.core.report_parts import AnswerUsage, EndpointReport, HandOver, Outcome, SplitFigures, is_energy_measured
+from streamco.core.report_parts import AnswerUsage, EndpointReport, Grade, HandOver, Outcome, SplitFigures, is_energy_measured
 from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint
 from streamco.endpoints.known_servers.providers import server_kind
@@ -70,6 +70,22 @@ def build_report(
         usage=describe_usage(machine, dispatched.prompt_tokens),
         ending=cost.ending,
         is_final=machine.is_over,
+        grade=_grade(machine),
+    )
+
+
+def _grade(machine: RaceMachine) -> Grade | None:
+    held = machine.gate
+    if held is None or held.verdict is None or held.graded_at is None:
+        return None
+    return Grade(
+        verdict=held.verdict,
+        score=held.score,
+        min_score=held.plan.min_score,
+        tokens=held.graded_tokens,
+        at=held.graded_at,
+        asked=held.asked,
+        shown_because=held.passed_because,
     )
 
 
@@ -77,7 +93,7 @@ def build_opening(machine: RaceMachine, dispatched: DispatchRecord, endpoints: M
     """Return what is known of an answer at its first token; the arguments are those of ``build_report``."""
     winner = machine.winner
     kind = None if winner is None else endpoints[winner].kind
-    return Opening(winner=winner, winner_kind=kind, ttft=_first_token_time(machine), dispatch=dispatched.report())
+    return Opening(winner=winner, winner_kind=kind, ttft=_first_token_time(machine), dispatch=dispatched.report(), grade=_grade(machine))
 
 
 def _first_token_time(machine: RaceMachine) -> float | None:

@@ -1,0 +1,167 @@
+"""The quality gate of a client's races: its settings, and what it has learned of the device's answers."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from streamco.config import check_share
+from streamco.core.race.gate import GatePlan, HeldBeginning
+from streamco.errors import ConfigError, UsageError, shorten
+from streamco.policies.budget_control import BudgetSteering, Reservation
+from streamco.policies.eligibility import RequestFacts
+from streamco.policies.quality import MAX_TOKENS, AnswerFacts, LearnedScore, Perplexity, Score, SteeredThreshold
+
+__all__ = ["Grader", "QualityGate", "why_not_graded"]
+
+_REMEMBERED = 1000  # answers that can still be rated
+
+
+class QualityGate(Struct, frozen=True, kw_only=True):
+    """Whether the device's own answer is good enough: its first tokens are held until a score says so (docs/howto/quality.md).
+
+    Without ``min_score`` and ``score`` the score is learned from ratings of this app's answers, and the gate is off until there are enough.
+
+    Args:
+        min_score: lowest score of an answer that is shown, 0..1. Without ``score`` it is a mean probability, the device's own of its first
+            tokens. None: the score below which the server answers is found so that the budget is spent.
+        score: a score of your own, an object with ``score(facts)`` that returns 0..1 for ``streamco.types.AnswerFacts``.
+        tokens: tokens that are held for a score, 1 to 16.
+        max_wait: seconds that a reader waits for the server after a low score; then the device's answer is shown after all.
+
+    Raises:
+        ConfigError: a setting out of range, or a score without a method of that name.
+    """
+
+    min_score: float | None = None
+    score: Score | None = None
+    tokens: int = MAX_TOKENS
+    max_wait: float = 5.0
+
+    def __post_init__(self) -> None:
+        """Refuse what no answer could be graded by."""
+        if self.min_score is not None:
+            check_share("quality gate: min_score", self.min_score)
+        if self.score is not None and not callable(getattr(self.score, "score", None)):
+            raise ConfigError(f"quality gate: score: expected an object with score(facts), got {type(self.score).__name__}")
+        if isinstance(self.tokens, bool) or not isinstance(self.tokens, int) or not 1 <= self.tokens <= MAX_TOKENS:
+            raise ConfigError(f"quality gate: tokens: expected 1 to {MAX_TOKENS}, got {self.tokens!r}")
+        if isinstance(self.max_wait, bool) or not isinstance(self.max_wait, int | float) or not 0 <= self.max_wait <= 3600:
+            raise ConfigError(f"quality gate: max_wait: expected 0 to 3600 seconds, got {self.max_wait!r}")
+
+
+def why_not_graded(facts: RequestFacts, *, hedges: bool) -> str:
+    """Return why a device's answer to such a request isn't graded, as a clause; "": it can be."""
+    if not hedges:
+        return "its tools would be called twice"
+    return "it has several choices" if facts.choices > 1 else ""
+
+
+class Grader:
+    """Scores the device's answers for one client, and finds the threshold.
+
+    Args:
+        options: the settings.
+        budget: share of all prompt tokens that servers may process because of low scores, 0..1.
+        learned: what was learned before; None: nothing.
+
+    Attributes:
+        account: counts the tokens of servers that were asked because of low scores.
+    """
+
+    def __init__(self, options: QualityGate, budget: float, learned: LearnedScore | None = None) -> None:
+        self.options = options
+        self.account = BudgetSteering(budget)
+        self.learned = learned or LearnedScore()
+        self._threshold = SteeredThreshold()
+        self._answers: OrderedDict[str, AnswerFacts | None] = OrderedDict()
+
+    def share(self, other: Grader) -> None:
+        """Share the ratings of another one, and the answers that can be rated."""
+        self.learned, self._answers = other.learned, other._answers
+
+    @property
+    def why_off(self) -> str:
+        """Why no answer is graded, as a clause; "": answers are."""
+        if self._score is not self.learned or self.learned.is_ready:
+            return ""
+        return f"too few answers have been rated ({self.learned.labels} so far)"
+
+    @property
+    def _score(self) -> Score:
+        if self.options.score is not None:
+            return self.options.score
+        return self.learned if self.options.min_score is None else Perplexity()
+
+    def plan(self, facts: RequestFacts, source: str, *, is_limited: bool, obstacle: str) -> GatePlan:
+        """Return the gate of an answer.
+
+        Args:
+            facts: of its request.
+            source: the device's name.
+            is_limited: the budget limits servers.
+            obstacle: as in ``GatePlan``.
+        """
+        options = self.options
+
+        def score(probabilities: Sequence[float], is_complete: bool) -> float | str:
+            given = AnswerFacts(
+                probabilities=tuple(probabilities), is_complete=is_complete, prompt_tokens=facts.prompt_tokens, task=facts.task
+            )
+            return self._checked_score(given)
+
+        share = self.account.budget if is_limited else 1.0
+        return GatePlan(
+            source=source,
+            score=score,
+            min_score=self._threshold.threshold(share) if options.min_score is None else options.min_score,
+            tokens=options.tokens,
+            max_wait=options.max_wait,
+            obstacle=obstacle,
+        )
+
+    def record(self, reservation: Reservation, held: HeldBeginning | None, *, is_exempt: bool) -> None:
+        """Close the account of an answer that has ended, and learn where the scores lie.
+
+        Args:
+            reservation: in this account.
+            held: what the gate held; None: the answer wasn't graded.
+            is_exempt: the budget doesn't count it.
+        """
+        self.account.settle(reservation, started=held is not None and held.asked is not None, exempt=is_exempt)
+        decided = held is not None and (held.asked is not None or held.verdict == "sure")
+        self._threshold.record(held.score if held is not None and decided else None, reservation.tokens, at_once=False)
+
+    def remember(self, request_id: str, facts: AnswerFacts | None) -> None:
+        """Keep what is known of an answer until it is rated, or 1,000 later ones have come.
+
+        ``facts``: None: the device didn't write all of it.
+        """
+        self._answers[request_id] = facts
+        if len(self._answers) > _REMEMBERED:
+            self._answers.popitem(last=False)
+
+    def rate(self, request_id: str, good: bool) -> bool:
+        """Learn from an answer that somebody has rated; return False if nothing can be learned, because the device didn't write all of it.
+
+        Raises:
+            UsageError: the answer has been rated, or is none of the last 1,000.
+        """
+        if request_id not in self._answers:
+            raise UsageError(f"rate: expected an answer that has ended, is one of the last 1,000 and was not rated yet, got {request_id!r}")
+        facts = self._answers.pop(request_id)
+        if facts is None:
+            return False
+        self.learned.observe(facts, good)
+        return True
+
+    def _checked_score(self, facts: AnswerFacts) -> float | str:
+        try:
+            found = self._score.score(facts)
+        except Exception as error:  # noqa: BLE001  the caller's, and its text may quote anything
+            return f"its score raised {type(error).__name__}"
+        if isinstance(found, bool) or not isinstance(found, int | float) or not 0.0 <= found <= 1.0:
+            return f"expected a score of 0..1, got {shorten(repr(found))}"
+        return float(found)

@@ -1,0 +1,127 @@
+"""The quality gate of a race: the device's first tokens are held until a score says whether its answer is good enough.
+
+A device that is sure of its beginning wins as in any race. One that isn't pauses, and keeps what it has written: the answer of another
+endpoint is preferred, but if that fails, or lets the reader wait for too long, the device's own answer is better than none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from streamco.events import TokensReceived
+
+__all__ = ["GatePlan", "HeldBeginning", "Verdict"]
+
+Verdict = Literal["sure", "unsure", "not graded"]
+
+
+class GatePlan(Struct, frozen=True, kw_only=True):
+    """What decides whether a device's answer is good enough.
+
+    Args:
+        source: the endpoint whose answer is graded.
+        score: gives the chance that it is good, 0..1, for the probabilities of its first tokens, and whether the answer has ended with
+            them; a text: why it can't, as a clause. It must not raise.
+        min_score: lowest score of an answer that is good enough, 0..1.
+        tokens: tokens that are held, at most.
+        max_wait: seconds that the reader waits for another endpoint's first token, from the grade on.
+        obstacle: why no endpoint that the plan doesn't start anyway may be asked; "": it may.
+    """
+
+    source: str
+    score: Callable[[Sequence[float], bool], float | str]
+    min_score: float
+    tokens: int = 16
+    max_wait: float = 5.0
+    obstacle: str = ""
+
+
+class HeldBeginning:
+    """The beginning of an answer behind the gate, owned by the race machine.
+
+    Args:
+        plan: what decides.
+
+    Attributes:
+        tokens: number of tokens that came before the gate was opened.
+        verdict: what the score said; None: not yet.
+        score: the score; None: there is none.
+        unscored_because: why there is none, though it was asked for, as a clause; "": there is, or it wasn't.
+        graded_at: seconds since the request; None: not yet.
+        asked: the endpoint that was asked because of the score; None: one was at work already, or none could be.
+        passed_because: why an answer was delivered of which the device was unsure, as a clause; "": it wasn't.
+        is_paused: the endpoint has stopped until it is known who answers.
+        is_open: nothing is held back any more.
+    """
+
+    def __init__(self, plan: GatePlan) -> None:
+        self.plan = plan
+        self.tokens = 0
+        self.verdict: Verdict | None = None
+        self.score: float | None = None
+        self.unscored_because = ""
+        self.graded_at: float | None = None
+        self.asked: str | None = None
+        self.passed_because = ""
+        self.is_paused = False
+        self.is_open = False
+        self._probabilities: list[float] = []
+        self._deadline: float | None = None
+
+    @property
+    def graded_tokens(self) -> int:
+        """Number of tokens that the score was made of."""
+        return min(len(self._probabilities), self.plan.tokens)
+
+    @property
+    def is_full(self) -> bool:
+        """True if no more tokens are needed for the score."""
+        return self.tokens >= self.plan.tokens
+
+    @property
+    def waits(self) -> bool:
+        """True if the device was unsure, and it is not known yet who answers."""
+        return self.verdict == "unsure" and not self.is_open
+
+    @property
+    def deadline(self) -> float | None:
+        """When the reader has waited for long enough; None: nobody waits."""
+        return self._deadline if self.waits else None
+
+    def holds(self, source: str) -> bool:
+        """Return True if tokens of this endpoint are held back."""
+        return not self.is_open and source == self.plan.source
+
+    def take(self, event: TokensReceived) -> None:
+        """Take tokens of the answer's beginning."""
+        self.tokens += event.tokens
+        if self.verdict is None:
+            self._probabilities += (each.probability for each in event.confidences)
+
+    def grade(self, *, is_complete: bool, at: float) -> bool:
+        """Grade what there is; return True if the answer is good enough, or nothing can be said of it.
+
+        Args:
+            is_complete: the answer has ended.
+            at: seconds since the request.
+        """
+        given = self._probabilities[: self.plan.tokens]
+        found = self.plan.score(given, is_complete) if given else "it doesn't tell how sure it is of its tokens"
+        self.graded_at = at
+        if isinstance(found, str):
+            self.verdict, self.unscored_because = "not graded", found
+        else:
+            self.verdict, self.score = "sure" if found >= self.plan.min_score else "unsure", found
+        return self.verdict != "unsure"
+
+    def wait(self, now: float, *, asked: str | None) -> None:
+        """Let the reader wait for another endpoint; ``asked``: the one that was asked for it."""
+        self.asked = asked
+        self._deadline = now + self.plan.max_wait
+
+    def open(self, because: str = "") -> None:
+        """Hold nothing back from now on; ``because``: why, if the device was unsure and its answer is delivered."""
+        self.is_open, self.passed_because = True, because
