@@ -1,8 +1,8 @@
-"""Would it pay to move an answer to the server when the device doubts two of its sentences in a row?
+"""What do signals tell within one task, and would it pay to move an answer when the device doubts two of its sentences in a row?
 
 What was recorded of the device's own answers says when the rule would move one. The gain is the server's score less the device's, as if the
 server could have written all of the answer: a bound that a move in mid-answer can't exceed. A rule that tells anything moves answers with a
-higher gain than the others have. ``python -m bench.papers.gate.doubts --update PAGE`` puts the table between the marks of a page.
+higher gain than the others have. ``python -m bench.papers.gate.by_task --update PAGE`` puts the tables between the marks of a page.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from bench.papers.gate.recording import Answer, read_answers
+from bench.papers.gate.routing import measure
+from bench.papers.gate.signals import PLAIN
 from bench.tables import replace_table
 
-__all__ = ["doubted_at", "main", "table"]
+__all__ = ["apgr_table", "doubted_at", "main", "moves_table"]
 
+SIGNALS = ("perplexity, 16 tokens", "worst sentence, whole answer", "prompt length")
 TASKS = ("gsm8k", "humaneval", "cnndm", "xsum")
 THRESHOLDS = (0.7, 0.8, 0.9)
 _LEAST = 1e-4  # a probability that was rounded to 0
@@ -36,8 +39,22 @@ def doubted_at(answer: Answer, threshold: float) -> int | None:
     return None
 
 
-def table(answers: Sequence[Answer]) -> Iterator[str]:
-    """Yield the lines of the table, in Markdown."""
+def apgr_table(answers: Sequence[Answer]) -> Iterator[str]:
+    """Yield the lines of the table of APGR within each task, in Markdown, and of its mean over them."""
+    tasks = sorted({each.task for each in answers})
+    chosen = {task: [each for each in answers if each.task == task] for task in tasks}
+    yield f"| | {' | '.join(f'{task} ({len(chosen[task])})' for task in tasks)} | mean |"
+    yield f"|---|{'---|' * len(tasks)}---|"
+    for name in SIGNALS:
+        found = []
+        for task in tasks:
+            gains = np.array([each.server - each.device for each in chosen[task]])
+            found.append(measure(np.array([PLAIN[name](each) for each in chosen[task]]), gains).apgr)
+        yield f"| {name} | {' | '.join(each.show(2) for each in found)} | {np.mean([each.value for each in found]):.2f} |"
+
+
+def moves_table(answers: Sequence[Answer]) -> Iterator[str]:
+    """Yield the lines of the table of moves, in Markdown."""
     yield "| task (answers) | sentences below | moved | after so much of the answer | gain of those | of the others |"
     yield "|---|--:|--:|--:|--:|--:|"
     for task in TASKS:
@@ -55,13 +72,16 @@ def table(answers: Sequence[Answer]) -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table, or put it on a page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--update", type=Path, metavar="PAGE", help="put the table between the marks of this page")
+    parser.add_argument("--update", type=Path, metavar="PAGE", help="put the tables between the marks of this page")
     options = parser.parse_args(arguments)
-    lines = "\n".join(table(read_answers()))
+    tables = {"gate by task": "\n".join(apgr_table(read_answers())), "gate doubts": "\n".join(moves_table(read_answers()))}
     if options.update is None:
-        print(lines)
+        print("\n\n".join(tables.values()))
         return
-    options.update.write_text(replace_table(options.update.read_text(encoding="utf-8"), "gate doubts", lines), encoding="utf-8")
+    page = options.update.read_text(encoding="utf-8")
+    for mark, lines in tables.items():
+        page = replace_table(page, mark, lines)
+    options.update.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":
