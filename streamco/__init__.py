@@ -87,6 +87,7 @@ __all__ = [
     "MigrationOptions",
     "OpenAIEndpoint",
     "PromptError",
+    "QualityGate",
     "Race",
     "RequestGate",
     "RetryPolicy",

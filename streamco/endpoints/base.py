@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from weakref import WeakSet
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from streamco.config import SamplingOptions, Timeouts
 from streamco.core.report_parts import SplitFigures
@@ -33,6 +34,7 @@ __all__ = [
     "WrittenStream",
     "check_prices",
     "estimate_tokens",
+    "graded",
     "new_completion_id",
     "split_figures_of",
     "watch_retries",
@@ -117,6 +119,7 @@ class Request(Struct, frozen=True, kw_only=True):
         prefill_only: read the prompt and the beginning, keep them for the request that follows, and end without an answer. An endpoint
             with ``Capabilities.pre_copy`` "append" reads only what it has not kept yet and makes no token. One with "warm" has to make a
             token, and bills for all it reads. Nothing that comes before ``StreamEnded`` is part of the answer.
+        is_graded: how sure the model is of each token is wanted; an endpoint that doesn't tell by itself asks for log-probabilities.
         max_buffered: tokens that a device may keep for a reader that is slower; then its sequence is parked. None: the engine's own limit.
         task: the caller's name for the kind of task, which a request gate may ask for; None: none given. It is not sent.
         server_limit: longest answer of a server in tokens, if ``sampling.max_tokens`` has no limit. A device ignores it. A speculated
@@ -136,6 +139,7 @@ class Request(Struct, frozen=True, kw_only=True):
     max_retries: int | None = None
     partial: Partial | None = None
     prefill_only: bool = False
+    is_graded: bool = False
     max_buffered: int | None = None
     task: str | None = None
     server_limit: int | None = None
@@ -267,6 +271,11 @@ def watch_retries(stream: EndpointStream, on_retry: OnRetry) -> None:
     """Have a stream call this before it asks its server again; streams that never ask again don't take it."""
     if hasattr(stream, "on_retry"):
         stream.on_retry = on_retry
+
+
+def graded(request: Request, endpoint: Endpoint) -> Request:
+    """Return the request for an endpoint whose answer is graded; one that tells by itself how sure it is gets the same."""
+    return replace(request, is_graded=True) if getattr(endpoint, "takes_grades", False) else request
 
 
 def pause(stream: EndpointStream) -> None:

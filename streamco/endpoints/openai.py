@@ -85,6 +85,8 @@ class OpenAIEndpoint:
     """
 
     kind: Kind = "server"
+    takes_grades = True
+    """It can be asked how sure its model is of its tokens (``Request.is_graded``)."""
     _key_header: str | None = None
     """Name of the header that has the key; None: the provider's."""
 
@@ -402,6 +404,9 @@ class OpenAIEndpoint:
         if transfer is not None and is_client_error(error.status) and changes.pop("MessagePack", ""):
             # JSON is refused as well: the form was not the reason.
             self._transfer = msgspec.structs.replace(transfer, is_binary=True)
+        if call.strips_logprobs and "logprobs" in error.body:
+            self._dialect.has_logprobs = False
+            return True
         if self._capabilities.pre_copy == "append" and error.status in {400, 422} and PREFILL_FIELD in error.body:
             self._capabilities = msgspec.structs.replace(self._capabilities, pre_copy="warm")
             return True
@@ -436,7 +441,10 @@ class OpenAIEndpoint:
         """Return the HTTP request; ``is_binary``: with a body in MessagePack, if its values have a form there."""
         is_answer, request = not request.prefill_only, self._dialect.fit(request)
         model = request.model or self.model
-        api, path, body = self._build_body(request, model, self._extra(request) if is_answer else request.extra)
+        asks = is_answer and request.is_graded and self._dialect.has_logprobs and self._transfer is None and self.api == "chat"
+        asks = asks and not request.extra.get("logprobs")
+        extra = self._extra(request) if is_answer else request.extra
+        api, path, body = self._build_body(request, model, {**extra, "logprobs": True} if asks else extra)
         if unstreamed := self._dialect.stream_refusals.find(body):
             body = without_stream(body)
         last = request.messages[-1] if request.messages else {}
@@ -453,7 +461,8 @@ class OpenAIEndpoint:
             sent = encode_request(body) if encoded is None else encoded
             choices = body.get("n") or 1
             held, choices = held_whitespace if is_answer else "", choices if type(choices) is int else 1
-            return StreamCall(url, headers, sent, api, held, codec, choices, unstreamed)
+            is_graded = is_answer and request.is_graded
+            return StreamCall(url, headers, sent, api, held, codec, choices, unstreamed, is_graded=is_graded, strips_logprobs=asks)
         except (TypeError, UnicodeEncodeError, OverflowError, RecursionError) as exc:
             raise ConfigError(f"request: expected values that JSON has a form for, got {exc}") from exc
 

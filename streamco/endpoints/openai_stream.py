@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from streamco.config import Limits, Timeouts
 from streamco.endpoints.base import OnRetry
+from streamco.endpoints.confidences import take_confidences
 from streamco.endpoints.continuation import BoundaryWhitespace
 from streamco.endpoints.http import HttpClient
 from streamco.endpoints.network.http_errors import root_cause, translate
@@ -72,6 +73,8 @@ class StreamCall(Struct, frozen=True):
         codec: unpacks the ids of an answer in MessagePack, which the headers accept; None: they don't.
         choices: number of choices that it asks for.
         unstreamed: what the server doesn't stream, for which the request asks for a whole answer; "": it asks for a stream.
+        is_graded: log-probabilities are read from the answer, to tell how sure the model was.
+        strips_logprobs: the caller hasn't asked for them, and doesn't get them.
     """
 
     url: URL
@@ -82,6 +85,8 @@ class StreamCall(Struct, frozen=True):
     codec: TokenCodec | None = None
     choices: int = 1
     unstreamed: str = ""
+    is_graded: bool = False
+    strips_logprobs: bool = False
 
 
 class _Opener:
@@ -411,7 +416,9 @@ class OpenAIStream:
             self._held = None if has_begun else []
         if not chunks:
             return None
-        event = TokensReceived(self._name, chunks, tokens)
+        call = self._opener.call
+        sure = take_confidences(chunks, strips=call.strips_logprobs) if call is not None and call.is_graded else ()
+        event = TokensReceived(self._name, chunks, tokens, sure)
         return self._boundary.strip(event) if self._boundary.is_open else event
 
     def _close_parser(self) -> tuple[list[ChatCompletionChunk], int]:

@@ -251,6 +251,8 @@ class Dialect:
         self.takes_no_limit = provider.takes_no_limit
         self.stream_refusals = StreamRefusals()
         """What this server doesn't stream."""
+        self.has_logprobs = True
+        """It has not refused to tell log-probabilities."""
         self.refused_fields: frozenset[str] = frozenset()
         """Fields of assistant messages, such as another server wrote, that this server refuses."""
 

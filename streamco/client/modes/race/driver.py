@@ -45,6 +45,7 @@ from streamco.endpoints.base import (
     TextCounter,
     WrittenStream,
     changes_of,
+    graded,
     idle_of,
     joules_of,
     pause,
@@ -263,7 +264,9 @@ class RaceDriver(TaskDriver[Event, Command]):
             case DeliverTokens(source, chunks):
                 self._queue.put((source, chunks, now))
             case OpenStream(source):
-                self._open(source, self.request)
+                gate = self.machine.gate
+                is_graded = gate is not None and gate.plan.source == source
+                self._open(source, graded(self.request, self._endpoints[source]) if is_graded else self.request)
             case ContinueStream(source, partial):
                 self._direct = None
                 self._continue(source, partial)

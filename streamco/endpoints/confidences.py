@@ -1,0 +1,32 @@
+"""How sure a server's model was of its tokens, by the log-probabilities that it sends (OpenAI's chat completions)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import exp
+
+from streamco.core.confidence import ends_sentence
+from streamco.events import TokenConfidence
+from streamco.openai_types import ChatCompletionChunk
+
+__all__ = ["take_confidences"]
+
+
+def take_confidences(chunks: Iterable[ChatCompletionChunk], *, strips: bool) -> tuple[TokenConfidence, ...]:
+    """Return how sure the model was of each token of the first choice; tokens without a number are left out.
+
+    Args:
+        chunks: chunks in order.
+        strips: take the log-probabilities out, because the caller hasn't asked for them.
+    """
+    found = []
+    for chunk in chunks:
+        for choice in chunk.choices[:1]:
+            content = choice.logprobs.get("content") if isinstance(choice.logprobs, dict) else None
+            for entry in content if isinstance(content, list) else ():
+                logprob = entry.get("logprob") if isinstance(entry, dict) else None
+                if isinstance(logprob, int | float) and logprob <= 0.0:
+                    found.append(TokenConfidence(exp(logprob), ends_sentence(str(entry.get("token") or ""))))
+            if strips:
+                choice.logprobs = None
+    return tuple(found)

@@ -1,0 +1,110 @@
+"""How sure a device behind a URL was, by the log-probabilities that it is asked for."""
+
+from __future__ import annotations
+
+from math import exp, log
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+import streamco
+from streamco import QualityGate, Race
+from streamco.endpoints.base import Request
+from streamco.endpoints.confidences import take_confidences
+from streamco.endpoints.local_server import LocalServerEndpoint
+from streamco.events import TokenConfidence, TokensReceived
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
+from streamco.testing import RecordedRequest, ScriptedResponse, ScriptedServer, json_answer
+from streamco.testing.responses import sse_event
+from tests.client.helpers import server as remote
+from tests.client.helpers import tokens_text
+
+HELLO = Request(messages=[{"role": "user", "content": "hello"}])
+WORDS = ("Hello ", "world.")
+
+
+def told(text: str, probability: float) -> dict[str, Any]:
+    """A choice with a token's log-probability, as llama.cpp's server sends it."""
+    logprobs = {"content": [{"token": text, "logprob": log(probability), "bytes": list(text.encode()), "top_logprobs": []}]}
+    return {"index": 0, "delta": {"content": text}, "logprobs": logprobs}
+
+
+def answering(probability: float, *, refuses: int = 0) -> Any:
+    """Answer with log-probabilities if they are asked for, or refuse that."""
+
+    def answer(request: RecordedRequest) -> Any:
+        asks = request.json().get("logprobs")
+        if asks and refuses:
+            return json_answer({"error": {"message": "logprobs is not supported by this model", "type": "x"}}, status=refuses)
+        choices = [told(word, probability) if asks else {"index": 0, "delta": {"content": word}} for word in WORDS]
+        choices.append({"index": 0, "delta": {}, "finish_reason": "stop"})
+        events = [sse_event({"id": "c", "object": "chat.completion.chunk", "choices": [choice]}) for choice in choices]
+        return ScriptedResponse(headers={"Content-Type": "text/event-stream"}, steps=[*events, sse_event("[DONE]")])
+
+    return answer
+
+
+async def received(device: LocalServerEndpoint, request: Request) -> list[TokensReceived]:
+    stream, found = device.open(request), []
+    while isinstance(event := await stream.receive(), TokensReceived):
+        found.append(event)
+    return found
+
+
+async def serving(server: ScriptedServer, answer: Any) -> LocalServerEndpoint:
+    server.route("/v1/models", json_answer({"object": "list", "data": [{"id": "m", "owned_by": "library"}]}))
+    server.route("/v1/chat/completions", answer)
+    device = LocalServerEndpoint(server.url.removesuffix("/v1"), "m")
+    await device.start()
+    return device
+
+
+async def test_a_graded_answer_has_confidences_and_the_caller_gets_what_it_asked_for() -> None:
+    async with ScriptedServer() as server:
+        device = await serving(server, answering(0.25))
+        plain = await received(device, HELLO)
+        graded = await received(device, replace(HELLO, is_graded=True))
+        asked = await received(device, replace(HELLO, is_graded=True, extra={"logprobs": True}))
+        await device.aclose()
+    sent = [request.json().get("logprobs") for request in server.requests if request.path == "/v1/chat/completions"]
+    assert sent == [None, True, True]
+    assert not any(event.confidences for event in plain)
+    for events in (graded, asked):
+        sure = [each for event in events for each in event.confidences]
+        assert sure == [TokenConfidence(pytest.approx(0.25), False), TokenConfidence(pytest.approx(0.25), True)]
+    for events, has in ((graded, False), (asked, True)):
+        assert any(choice.logprobs for event in events for chunk in event.chunks for choice in chunk.choices) is has
+
+
+@pytest.mark.parametrize("status", [400, 422, 500])
+async def test_a_server_that_refuses_them_is_asked_again_without_and_never_again_with(status: int) -> None:
+    async with ScriptedServer() as server:
+        device = await serving(server, answering(0.25, refuses=status))
+        for _ in range(2):
+            events = await received(device, replace(HELLO, is_graded=True))
+            assert "".join(chunk.choices[0].delta.content or "" for event in events for chunk in event.chunks) == "".join(WORDS)
+        await device.aclose()
+    assert [request.json().get("logprobs") for request in server.requests if request.path == "/v1/chat/completions"] == [True, None, None]
+
+
+@pytest.mark.parametrize(("probability", "text"), [(0.9, "Hello world."), (0.2, "S")])
+async def test_a_gate_grades_a_device_behind_a_url(probability: float, text: str) -> None:
+    async with ScriptedServer() as server:
+        device = await serving(server, answering(probability))
+        race = Race(policy="device-first", quality=QualityGate(min_score=0.5))
+        async with streamco.Client(device, remote([(0.0, "S")]), mode=race, budget=0.9) as client:
+            stream = client.stream("hello")
+            assert await tokens_text(stream) == text
+            assert stream.report.grade is not None
+            assert stream.report.grade.score == pytest.approx(probability)
+
+
+def test_what_is_no_log_probability_is_left_out() -> None:
+    def chunk(logprobs: Any) -> ChatCompletionChunk:
+        return ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(content="x"), logprobs=logprobs)])
+
+    odd: list[Any] = [None, [], {}, {"content": None}, {"content": [None, {}, {"logprob": None}, {"logprob": "x"}, {"logprob": 2.0}]}]
+    assert take_confidences([chunk(each) for each in odd], strips=False) == ()
+    (found,) = take_confidences([chunk({"content": [{"logprob": -1.5}]})], strips=True)
+    assert found == TokenConfidence(pytest.approx(exp(-1.5)), False)
