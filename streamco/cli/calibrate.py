@@ -13,6 +13,9 @@ from streamco.cli.ui.control_characters import escaped, print_plain
 from streamco.errors import ConfigError, EndpointError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from streamco.calibration.quality import CurvePoint, MeasuredAnswer
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.endpoints.verifiers.base import Verifier
     from streamco.profiles import PairProfile
@@ -23,17 +26,26 @@ BAR = 24  # cells
 MARGIN = 0.05  # share by which two rates differ at least, if one is to be recommended
 
 DESCRIPTION = """\
-Measures a model on this machine as the draft model of a verifier: it answers prompts greedily, one by one, with every draft verified.
-Run it as the application runs and on its machine, with nothing else at work. docs/profiles.md explains the figures.
+--pair measures a model on this machine as the draft model of a verifier: it answers prompts greedily, one by one, with every draft
+verified. Run it as the application runs and on its machine, with nothing else at work. docs/profiles.md explains the figures.
+--quality lets the model on this machine answer prompts like the application's, and says which --min-score sends how many of its
+answers to a server, and how many of the bad ones (docs/howto/quality.md).
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``streamco calibrate``."""
     parser.description = DESCRIPTION
-    parser.add_argument("--pair", action="store_true", help="measure a draft model and its verifier (there is nothing else yet)")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--pair", action="store_true", help="measure a draft model and its verifier")
+    what.add_argument(
+        "--quality",
+        type=Path,
+        metavar="FILE",
+        help='measure how sure a model is of good and bad answers: one {"prompt": "...", "expected": ["..."]} a line',
+    )
     pair = parser.add_argument_group("the pair")
-    pair.add_argument("--device", metavar="FILE", help="GGUF model that drafts (the packaged one)")
+    pair.add_argument("--device", metavar="FILE", help="GGUF model that drafts or answers (the packaged one)")
     pair.add_argument("--threads", type=option(whole_number), metavar="N", help="threads of that model (a fair share of the cores)")
     pair.add_argument("--verifier", metavar="URL", help="URL of a streamco serve that verifies, wss://HOST:PORT")
     pair.add_argument("--server", metavar="MODEL", help="instead: model of an OpenAI-compatible server that verifies (docs/speculation.md)")
@@ -56,8 +68,13 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         StreamcoError: the pair can't be measured, or the profile not be written.
     """
+    if args.quality is not None:
+        for name, value in {"--verifier": args.verifier, "--server": args.server, "--prompts": args.prompts}.items():
+            if value is not None:
+                raise ConfigError(f"{name}: expected none with --quality, which measures the device alone, got it")
+        return run_async(lambda: _calibrate_quality(args))
     if not args.pair:
-        raise ConfigError("calibrate: expected --pair, which says what is to be measured, got nothing of the kind")
+        raise ConfigError("calibrate: expected --pair or --quality FILE, which say what is to be measured, got neither")
     if (args.verifier is None) == (args.server is None):
         raise ConfigError("calibrate: expected either --verifier URL or --server MODEL, got both or neither")
     if args.base_url is not None and args.server is None:
@@ -80,6 +97,59 @@ async def _calibrate(args: argparse.Namespace) -> int:
     if args.profile is not None:
         print_plain(f"kept in {args.profile}", sys.stderr)
     return 0
+
+
+async def _calibrate_quality(args: argparse.Namespace) -> int:
+    from msgspec.structs import replace
+
+    from streamco.calibration.profile_store import load_profile, save_profile
+    from streamco.calibration.quality import curve, fit_score, measure_answers, read_labelled
+    from streamco.endpoints.device import DeviceEndpoint
+    from streamco.engines.base import EngineOptions
+    from streamco.policies.quality import LearnedScore
+    from streamco.profiles import Profile
+
+    prompts = read_labelled(args.quality)
+    profile = load_profile(args.profile) if args.profile is not None and args.profile.exists() else Profile()
+    path = device_path_of(args.device, has_server=False)
+    if path is None:
+        raise AssertionError("without a server there is a device, or an error")
+    device = DeviceEndpoint(path, options=EngineOptions(threads=args.threads, max_sequences=1))
+    try:
+        async with waiting("loading the model"):
+            await device.start()
+        bar = ProgressText("answering prompts", "answers")
+        async with waiting(bar):
+            answers = await measure_answers(device, prompts, max_tokens=args.max_tokens, on_progress=bar.record)
+    finally:
+        await device.aclose()
+    points = curve(answers)
+    if args.json:
+        print_plain(escaped(_curve_json(points)))
+    else:
+        print_plain(format_quality(path.stem, answers, points))
+    if args.profile is not None:
+        score = fit_score(answers, LearnedScore(profile.ratings))
+        save_profile(replace(profile, ratings=tuple(score.examples)), args.profile)
+        print_plain(f"{score.labels} ratings kept in {args.profile}", sys.stderr)
+    return 0
+
+
+def _curve_json(points: Sequence[CurvePoint]) -> str:
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(points), indent=1).decode()
+
+
+def format_quality(model: str, answers: Sequence[MeasuredAnswer], points: Sequence[CurvePoint]) -> str:
+    """Return what was measured of a device's answers as a table for people."""
+    judged = [each.good for each in answers if each.good is not None]
+    known = f": {sum(judged)} good, {len(judged) - sum(judged)} not" if judged else ""
+    lines = [f"{len(answers)} answers of {model}{known}", "", "to the server   --min-score   bad answers among them   by a learned score"]
+    for point in points:
+        caught = ["not known" if share is None else f"{share:.0%}" for share in (point.caught, point.caught_learned)]
+        lines.append(f"{point.share:>13.0%}   {point.min_score:>11.2f}   {caught[0]:>22}   {caught[1]:>18}")
+    return "\n".join(lines)
 
 
 async def _measure(args: argparse.Namespace) -> PairProfile:
@@ -114,23 +184,29 @@ async def _measure(args: argparse.Namespace) -> PairProfile:
 
 
 class ProgressText:
-    """Text with a bar that says how many drafts are verified, and what comes after them."""
+    """Text with a bar that says how much is done, and what comes after it.
 
-    def __init__(self) -> None:
+    Args:
+        work: what is done.
+        things: what is counted, and after that what comes next.
+    """
+
+    def __init__(self, work: str = "verifying drafts", things: str = "drafts verified, timing steps and batches") -> None:
+        self._work, self._things = work, things
         self._done = self._whole = 0
 
     def record(self, done: int, whole: int) -> None:
-        """Take the number of verified drafts and how many there will be."""
+        """Take how many are done and how many there will be."""
         self._done, self._whole = done, whole
 
     def __str__(self) -> str:
         """Return the text for now."""
         if not self._whole:
-            return "verifying drafts"
+            return self._work
         if self._done >= self._whole:
-            return f"{self._whole} drafts verified, timing steps and batches"
+            return f"{self._whole} {self._things}"
         filled = BAR * self._done // self._whole
-        return f"verifying drafts {'█' * filled}{'░' * (BAR - filled)} {self._done}/{self._whole}"
+        return f"{self._work} {'█' * filled}{'░' * (BAR - filled)} {self._done}/{self._whole}"
 
 
 def make_device(args: argparse.Namespace) -> DeviceEndpoint:

@@ -109,7 +109,7 @@ def test_the_device_reads_attention_and_has_room_for_the_branches(tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "expected --pair"),
+        ((), "expected --pair or --quality FILE"),
         (("--pair",), "expected either --verifier URL or --server MODEL"),
         (("--pair", "--verifier", "ws://127.0.0.1:9", "--server", "m"), "got both or neither"),
         (("--pair", "--verifier", "ws://127.0.0.1:9", "--base-url", "http://127.0.0.1:9"), "--base-url: expected --server MODEL"),

@@ -1,0 +1,184 @@
+"""How often a device's answers are good, and what a quality gate would make of its scores: measured on prompts like the application's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from streamco.config import SamplingOptions
+from streamco.endpoints.base import Endpoint, Request
+from streamco.errors import ConfigError
+from streamco.events import TokensReceived
+from streamco.policies.quality import MAX_TOKENS, AnswerFacts, LearnedScore, Perplexity
+
+__all__ = ["CurvePoint", "LabelledPrompt", "MeasuredAnswer", "curve", "fit_score", "measure_answers", "read_labelled"]
+
+_SHARES = (0.1, 0.2, 0.3, 0.5)
+_FOLDS = 5
+_MOST = 10_000  # prompts
+
+
+class LabelledPrompt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A prompt, and what a good answer to it has.
+
+    Args:
+        prompt: the user's message.
+        expected: texts of which a good answer has one, as a whole word; (): it isn't known what is good.
+        task: name of the kind of task; None: none.
+    """
+
+    prompt: str
+    expected: tuple[str, ...] = ()
+    task: str | None = None
+
+    def judge(self, answer: str) -> bool | None:
+        """Return True if the answer is good; None: it isn't known."""
+        if not self.expected:
+            return None
+        return any(re.search(rf"(?<!\w){re.escape(text.strip())}(?!\w)", answer, re.IGNORECASE) for text in self.expected)
+
+
+class MeasuredAnswer(Struct, frozen=True):
+    """The device's answer to a prompt: what a score is made of, and whether it was good (None: not known)."""
+
+    facts: AnswerFacts
+    good: bool | None
+
+
+class CurvePoint(Struct, frozen=True):
+    """What becomes of the answers if the server gives some of them.
+
+    Args:
+        share: share of the answers that the server gives: those with the lowest scores.
+        min_score: the plain score below which they lie.
+        caught: share of the device's bad answers among them, by the plain score; None: it isn't known which are bad.
+        caught_learned: the same by a score that was learned from the other answers; None: there are too few.
+    """
+
+    share: float
+    min_score: float
+    caught: float | None
+    caught_learned: float | None
+
+
+def read_labelled(path: Path) -> list[LabelledPrompt]:
+    """Return the prompts of a file, one JSON object a line: {"prompt": "...", "expected": ["B"], "task": "choice"}; two may be left out.
+
+    Raises:
+        ConfigError: the file can't be read, has no prompts, too many, or another line.
+    """
+    try:
+        lines = path.expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: expected a file of prompts that can be read, got: {error}") from error
+    decoder, found = msgspec.json.Decoder(LabelledPrompt), []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            found.append(decoder.decode(line))
+        except msgspec.DecodeError as error:
+            raise ConfigError(f'{path}, line {number}: expected {{"prompt": "...", "expected": ["..."]}}, got: {error}') from error
+    if not 1 <= len(found) <= _MOST:
+        raise ConfigError(f"{path}: expected 1 to {_MOST} prompts, got {len(found)}")
+    return found
+
+
+async def measure_answers(
+    device: Endpoint, prompts: Sequence[LabelledPrompt], *, max_tokens: int, on_progress: Callable[[int, int], None]
+) -> list[MeasuredAnswer]:
+    """Let the device answer each prompt, greedily, and judge its answers.
+
+    Args:
+        device: a started endpoint that tells how sure it is of its tokens.
+        prompts: the prompts.
+        max_tokens: longest answer.
+        on_progress: called with the number of answers so far, and how many there will be.
+
+    Raises:
+        EndpointError: the device has failed.
+        ConfigError: it doesn't tell how sure it is.
+    """
+    found = []
+    for number, each in enumerate(prompts, start=1):
+        request = Request(
+            messages=[{"role": "user", "content": each.prompt}],
+            sampling=SamplingOptions(temperature=0.0, max_tokens=max_tokens),
+            is_graded=True,
+        )
+        text, probabilities = await _answer(device.open(request).receive)
+        if probabilities:
+            tokens = device.count_tokens(request) or len(each.prompt) // 4 + 1
+            facts = AnswerFacts(
+                probabilities=tuple(probabilities[:MAX_TOKENS]),
+                is_complete=len(probabilities) <= MAX_TOKENS,
+                prompt_tokens=tokens,
+                task=each.task,
+            )
+            found.append(MeasuredAnswer(facts, each.judge(text)))
+        on_progress(number, len(prompts))
+    if not found:
+        raise ConfigError("calibrate: expected a device that tells how sure it is of its tokens, got one that doesn't")
+    return found
+
+
+async def _answer(receive: Callable[[], Awaitable[object]]) -> tuple[str, list[float]]:
+    """Return a whole answer's text, and the probabilities of its tokens."""
+    text, probabilities = "", list[float]()
+    while isinstance(event := await receive(), TokensReceived):
+        text += "".join(choice.delta.content or "" for chunk in event.chunks for choice in chunk.choices[:1])
+        probabilities += (each.probability for each in event.confidences)
+    return text, probabilities
+
+
+def fit_score(answers: Iterable[MeasuredAnswer], known: LearnedScore | None = None) -> LearnedScore:
+    """Return the score that is learned from the judged answers, and from those that ``known`` has."""
+    score = LearnedScore(known.examples if known is not None else ())
+    for each in answers:
+        if each.good is not None:
+            score.observe(each.facts, each.good)
+    return score
+
+
+def curve(answers: Sequence[MeasuredAnswer]) -> list[CurvePoint]:
+    """Return what becomes of the answers if the server gives a tenth, a fifth, 30 % and half of them.
+
+    The learned score of an answer is that of a fit on the other four fifths of the answers.
+    """
+    plain = [Perplexity().score(each.facts) for each in answers]
+    judged = [number for number, each in enumerate(answers) if each.good is not None]
+    bad = [number for number in judged if not answers[number].good]
+    learned = _held_out(answers)
+    points = []
+    for share in _SHARES:
+        count = min(len(answers) - 1, round(share * len(answers)))
+        points.append(
+            CurvePoint(
+                share,
+                sorted(plain)[count],
+                _caught(plain, bad, share) if bad else None,
+                _caught(learned, bad, share) if bad and learned else None,
+            )
+        )
+    return points
+
+
+def _held_out(answers: Sequence[MeasuredAnswer]) -> list[float]:
+    """Return the learned scores of all answers, each of a fit on other ones; []: there are too few judged ones."""
+    scores = [0.0] * len(answers)
+    for fold in range(_FOLDS):
+        fitted = fit_score(each for number, each in enumerate(answers) if number % _FOLDS != fold)
+        if not fitted.is_ready:
+            return []
+        for number in range(fold, len(answers), _FOLDS):
+            scores[number] = fitted.score(answers[number].facts)
+    return scores
+
+
+def _caught(scores: Sequence[float], bad: Sequence[int], share: float) -> float:
+    lowest = set(sorted(range(len(scores)), key=scores.__getitem__)[: round(share * len(scores))])
+    return sum(number in lowest for number in bad) / len(bad)

@@ -1,0 +1,89 @@
+"""What calibration makes of a device's answers to labelled prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamco.calibration.quality import LabelledPrompt, MeasuredAnswer, curve, fit_score, measure_answers, read_labelled
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.errors import ConfigError
+from streamco.policies.quality import AnswerFacts, LearnedScore
+from streamco.testing.engine import FakeEngine
+from tests.client.helpers import device
+
+
+def measured(probability: float, good: bool | None) -> MeasuredAnswer:
+    return MeasuredAnswer(AnswerFacts(probabilities=(probability,), is_complete=True, prompt_tokens=9), good)
+
+
+def test_prompts_are_read_line_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a"}\n\n{"prompt": "b", "expected": ["x", "y"], "task": "t"}\n', encoding="utf-8")
+    assert read_labelled(path) == [LabelledPrompt(prompt="a"), LabelledPrompt(prompt="b", expected=("x", "y"), task="t")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected 1 to 10000 prompts, got 0"),
+        ('{"prompt": "a"}\n{"prompt": 1}\n', "line 2: expected"),
+        ('{"prompt": "a", "answer": "b"}\n', "line 1: expected .* unknown field `answer`"),
+        ("prompt\n", "line 1: expected"),
+    ],
+)
+def test_what_is_no_file_of_prompts_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        read_labelled(path)
+    with pytest.raises(ConfigError, match="expected a file of prompts that can be read"):
+        read_labelled(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer", "good"),
+    [(("B",), "The answer is b.", True), (("B",), "Because", False), (("12", "twelve"), "It is 12", True), (("12",), "123", False)],
+)
+def test_a_good_answer_has_an_expected_word(expected: tuple[str, ...], answer: str, good: bool) -> None:
+    assert LabelledPrompt(prompt="?", expected=expected).judge(answer) is good
+    assert LabelledPrompt(prompt="?").judge(answer) is None
+
+
+async def test_each_prompt_is_answered_and_judged() -> None:
+    local = DeviceEndpoint(FakeEngine("It is B", probability=0.4))
+    steps: list[tuple[int, int]] = []
+    prompts = [LabelledPrompt(prompt="one", expected=("B",), task="choice"), LabelledPrompt(prompt="two", expected=("C",))]
+    answers = await measure_answers(local, prompts, max_tokens=8, on_progress=lambda done, whole: steps.append((done, whole)))
+    assert [each.good for each in answers] == [True, False]
+    assert answers[0].facts == AnswerFacts(probabilities=(0.4,) * 3, is_complete=True, prompt_tokens=3, task="choice")
+    assert steps == [(1, 2), (2, 2)]
+    await local.aclose()
+
+
+async def test_a_device_that_does_not_tell_how_sure_it_is_cannot_be_measured() -> None:
+    with pytest.raises(ConfigError, match="expected a device that tells how sure it is"):
+        await measure_answers(device(), [LabelledPrompt(prompt="one")], max_tokens=8, on_progress=lambda *_: None)
+
+
+def test_the_curve_says_how_many_bad_answers_a_threshold_catches() -> None:
+    answers = [measured(0.01 + number / 200, number >= 60) for number in range(200)]
+    points = curve(answers)
+    assert [(point.share, round(point.caught or 0.0, 2)) for point in points] == [(0.1, 0.33), (0.2, 0.67), (0.3, 1.0), (0.5, 1.0)]
+    assert points[2].min_score == pytest.approx(0.31)
+    assert points[2].caught_learned == pytest.approx(1.0, abs=0.02)
+    assert fit_score(answers).labels == 200
+    assert fit_score(answers[:3], LearnedScore(fit_score(answers).examples)).labels == 203
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 1.0), st.none() | st.booleans()), min_size=1, max_size=60))
+def test_any_answers_have_a_curve(given_answers: list[tuple[float, bool | None]]) -> None:
+    answers = [measured(*each) for each in given_answers]
+    points = curve(answers)
+    caught = [point.caught for point in points if point.caught is not None]
+    assert caught == sorted(caught)
+    assert (len(caught) == len(points)) is any(good is False for _, good in given_answers)
+    assert all(0.0 <= point.min_score <= 1.0 for point in points)
