@@ -172,37 +172,35 @@ class SteeredThreshold:
     """
 
     def __init__(self) -> None:
-        self._answers: deque[tuple[float | None, int, bool]] = deque(maxlen=_WINDOW)
+        self._answers: deque[tuple[float | None, int]] = deque(maxlen=_WINDOW)
 
-    def record(self, score: float | None, tokens: int, *, at_once: bool) -> None:
+    def record(self, score: float | None, tokens: int) -> None:
         """Take the next answer, whoever gave it.
 
         Args:
-            score: of the device's first tokens, 0..1; None: not known.
+            score: of the device's first tokens, 0..1; None: not known, or a server was started without waiting for it.
             tokens: length of the prompt.
-            at_once: the server was started without waiting for a score, so its tokens are spent.
         """
-        self._answers.append((score, tokens, at_once))
+        self._answers.append((score, tokens))
 
     def threshold(self, budget: float) -> float:
         """Return the threshold, 0..0.9: the server should answer where the score is lower.
 
-        Of the last answers, those with lower scores have as many prompt tokens as servers that were started at once have left of the
-        budget, or fewer by less than the next answer's. Equal scores stay on one side. The threshold is 0.5 until 20 scores of answers
-        are known whose servers were not started at once.
+        Of the last answers, those with lower scores have the budget's share of all prompt tokens, or less by fewer than the next answer's.
+        Equal scores stay on one side. The threshold is 0.5 until 20 scores are known.
 
         Args:
-            budget: share of all prompt tokens that the server may process, 0..1.
+            budget: share of all prompt tokens that servers may process because of low scores, 0..1.
 
         Raises:
             ConfigError: a budget outside 0..1.
         """
         check_share("budget", budget)
-        waited = sorted((score, tokens) for score, tokens, at_once in self._answers if score is not None and not at_once)
-        if len(waited) < _MIN_SCORES:
+        known = sorted((score, tokens) for score, tokens in self._answers if score is not None)
+        if len(known) < _MIN_SCORES:
             return _FIRST_THRESHOLD
-        left = sum(tokens * (budget - at_once) for _, tokens, at_once in self._answers) + 1e-6  # which rounding may have taken
-        for score, tokens in waited:
+        left = budget * sum(tokens for _, tokens in self._answers) + 1e-6  # which rounding may have taken
+        for score, tokens in known:
             left -= tokens
             if left < 0.0:
                 return min(score, _HIGHEST_THRESHOLD)

@@ -19,11 +19,11 @@ from streamco.policies.quality import (
     AnswerFacts,
     LearnedScore,
     Perplexity,
-    RatedAnswer,
     Score,
     SteeredThreshold,
     fit_logistic,
 )
+from streamco.profiles.rated_answer import RatedAnswer
 from tests.support.examples import examples
 
 probabilities = st.one_of(st.floats(0.0, 1.0), st.sampled_from([0.0, 1.0, 1.0000001, math.nan]))
@@ -206,34 +206,34 @@ def test_a_regression_ends_where_its_slope_is_0_also_for_labels_that_a_line_sepa
 
 
 answers = st.lists(
-    st.tuples(st.floats(0.0, 1.0), st.integers(1, 500), st.booleans()), min_size=60, max_size=120, unique_by=lambda each: each[0]
+    st.tuples(st.none() | st.floats(0.0, 1.0), st.integers(1, 500)), min_size=60, max_size=120, unique_by=lambda each: each[0] or object()
 )
 
 
-def steered(recorded: Sequence[tuple[float | None, int, bool]]) -> SteeredThreshold:
+def steered(recorded: Sequence[tuple[float | None, int]]) -> SteeredThreshold:
     threshold = SteeredThreshold()
-    for score, tokens, at_once in recorded:
-        threshold.record(score, tokens, at_once=at_once)
+    for score, tokens in recorded:
+        threshold.record(score, tokens)
     return threshold
 
 
 @given(answers, st.floats(0.0, 1.0))
-def test_the_budget_is_spent_to_within_the_tokens_of_one_answer(recorded: list[tuple[float, int, bool]], budget: float) -> None:
-    waited = [(score, tokens) for score, tokens, at_once in recorded if not at_once]
+def test_the_budget_is_spent_to_within_the_tokens_of_one_answer(recorded: list[tuple[float | None, int]], budget: float) -> None:
+    known = [(score, tokens) for score, tokens in recorded if score is not None]
     found = steered(recorded).threshold(budget)
-    if len(waited) < 20:
+    if len(known) < 20:
         assert found == 0.5
         return
     assert 0.0 <= found <= 0.9
-    left = budget * sum(tokens for _, tokens, _ in recorded) - sum(tokens for _, tokens, at_once in recorded if at_once)
-    below = sum(tokens for score, tokens in waited if score < found)
-    assert below <= max(0.0, left) + 1e-3
+    left = budget * sum(tokens for _, tokens in recorded)
+    below = sum(tokens for score, tokens in known if score < found)
+    assert below <= left + 1e-3
     if found < 0.9:
-        assert below + sum(tokens for score, tokens in waited if score == found) > left
+        assert below + sum(tokens for score, tokens in known if score == found) > left
 
 
 @given(answers)
-def test_a_larger_budget_never_lowers_the_threshold(recorded: list[tuple[float, int, bool]]) -> None:
+def test_a_larger_budget_never_lowers_the_threshold(recorded: list[tuple[float | None, int]]) -> None:
     threshold = steered(recorded)
     found = [threshold.threshold(budget / 10.0) for budget in range(11)]
     assert found == sorted(found)
@@ -243,26 +243,18 @@ def test_a_threshold_is_a_half_until_20_scores_are_known() -> None:
     threshold = SteeredThreshold()
     for number in range(20):
         assert threshold.threshold(0.2) == 0.5
-        threshold.record(None, 10, at_once=False)
-        threshold.record(0.9, 10, at_once=True)
-        threshold.record(0.01 * number, 10, at_once=False)
+        threshold.record(None, 10)
+        threshold.record(0.01 * number, 10)
     assert threshold.threshold(0.2) < 0.2
 
 
-def test_servers_that_were_started_at_once_have_spent_their_part() -> None:
-    scores: list[tuple[float | None, int, bool]] = [(0.01 * number, 10, False) for number in range(80)]
-    assert steered(scores).threshold(0.25) == pytest.approx(0.2)
-    assert steered([*scores, *[(None, 10, True)] * 20]).threshold(0.25) == pytest.approx(0.05)
-    assert steered([*scores, *[(None, 10, True)] * 40]).threshold(0.25) == 0.0
-
-
 def test_answers_with_equal_scores_stay_on_one_side() -> None:
-    assert steered([*[(0.1, 10, False)] * 20, *[(0.7, 10, False)] * 80]).threshold(0.5) == 0.7
-    assert steered([(0.95, 10, False)] * 30).threshold(0.5) == 0.9
+    assert steered([*[(0.1, 10)] * 20, *[(0.7, 10)] * 80]).threshold(0.5) == 0.7
+    assert steered([(0.95, 10)] * 30).threshold(0.5) == 0.9
 
 
 def test_a_threshold_follows_the_last_256_answers() -> None:
-    assert steered([*[(0.1, 10, False)] * 300, *[(0.6, 10, False)] * 256]).threshold(0.5) == 0.6
+    assert steered([*[(0.1, 10)] * 300, *[(0.6, 10)] * 256]).threshold(0.5) == 0.6
 
 
 def test_a_budget_is_a_share() -> None:

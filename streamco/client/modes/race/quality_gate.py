@@ -132,7 +132,7 @@ class Grader:
         """
         self.account.settle(reservation, started=held is not None and held.asked is not None, exempt=is_exempt)
         decided = held is not None and (held.asked is not None or held.verdict == "sure")
-        self._threshold.record(held.score if held is not None and decided else None, reservation.tokens, at_once=False)
+        self._threshold.record(held.score if held is not None and decided else None, reservation.tokens)
 
     def remember(self, request_id: str, facts: AnswerFacts | None) -> None:
         """Keep what is known of an answer until it is rated, or 1,000 later ones have come.
