@@ -171,6 +171,7 @@ class Partial(Struct, frozen=True, kw_only=True):
         vocabulary: fingerprint of the tokenizer that ``ids`` belong to.
         tokens: number of tokens of the answer so far, which is the position.
         is_counted: every token came with its id, so that ``tokens`` is a count; False: part of it is an estimate.
+        blank_tokens: those at the end that came with ids and are whitespace alone; an endpoint that gets the text writes them again.
     """
 
     text: str
@@ -178,6 +179,7 @@ class Partial(Struct, frozen=True, kw_only=True):
     vocabulary: str | None = None
     tokens: int = 0
     is_counted: bool = False
+    blank_tokens: int = 0
 
 
 def common_prefix_length(first: Sequence[object], second: Sequence[object], start: int = 0) -> int:

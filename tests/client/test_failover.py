@@ -263,6 +263,21 @@ def test_whitespace_that_is_written_again_is_not_counted_twice() -> None:
     run_in_virtual_time(main())
 
 
+@pytest.mark.parametrize(("end", "left"), [([], 48), (["\n"], 48), (["\n", " \n"], 48), ([" w2\n"], 47)])
+def test_whitespace_that_a_server_without_a_known_vocabulary_writes_again_is_not_counted(end: list[str], left: int) -> None:
+    async def main() -> None:
+        texts = ["w0", " w1", *end]
+        pieces: list[tuple[float, ScriptItem]] = [(0.1 * at, text_chunk(text, ids=[at])) for at, text in enumerate(texts, 1)]
+        begun = [*pieces, (0.9, EndpointConnectError("cut", endpoint="device"))]
+        device = ScriptedEndpoint("device", begun, kind="device", capabilities=ABLE, tokens=5)
+        second = ScriptedEndpoint("second", [(0.1, word) for word in WORDS], kind="server", capabilities=ABLE, tokens=5)
+        async with Client(device, second, mode=Race(policy="device-first")) as client:
+            _ = [token async for token in client.stream("?", max_tokens=50)]
+        assert second.streams[0].request.sampling.max_tokens == left
+
+    run_in_virtual_time(main())
+
+
 def test_an_answer_that_has_as_many_tokens_as_it_may_is_finished_and_nothing_is_asked() -> None:
     async def main() -> None:
         begun: list[tuple[float, ScriptItem]] = [(0.1, text_chunk("w0 w1 w2 w3 ")), (0.2, EndpointConnectError("cut", endpoint="first"))]

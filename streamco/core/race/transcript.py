@@ -80,7 +80,25 @@ class Transcript:
         vocabulary = vocabularies.pop() if len(vocabularies) == 1 else None
         tokens = self.tokens - sum(incomplete.values())
         known_ids = None if vocabulary is None else tuple(ids)
-        return Partial(text=self.text, ids=known_ids, vocabulary=vocabulary, tokens=tokens, is_counted=is_counted and tokens > 0)
+        return Partial(
+            text=self.text,
+            ids=known_ids,
+            vocabulary=vocabulary,
+            tokens=tokens,
+            is_counted=is_counted and tokens > 0,
+            blank_tokens=self._blank_tokens(),
+        )
+
+    def _blank_tokens(self) -> int:
+        """Return how many tokens at the end of the text are whitespace alone."""
+        count = 0
+        for _, choice in reversed(self._choices()):
+            text = choice.delta.content
+            if text and text.strip():
+                break
+            if text and choice.token_ids:
+                count += len(choice.token_ids)
+        return count
 
     def drop_incomplete(self) -> None:
         """Drop the ids without text at the end: the target continues from ``partial`` and generates them again."""

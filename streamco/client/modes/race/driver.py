@@ -305,7 +305,8 @@ class RaceDriver(TaskDriver[Event, Command]):
         """Return how many tokens of ``max_tokens`` a continued answer has used up; None: nothing but an estimate is known.
 
         Ids that are handed over are counted. Else the text is, without the whitespace at its end, which is written again: in the vocabulary
-        of the endpoint that continues, because its tokens are what is left of the limit, or of the one that wrote last.
+        of the endpoint that continues, because its tokens are what is left of the limit; else by the ids that have come, or in the
+        vocabulary of the endpoint that wrote last.
         """
         if self.request.sampling.max_tokens is None:
             return None
@@ -315,7 +316,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         if (count := _count_text(self._endpoints[target], text)) is not None:
             return count.tokens
         if partial.is_counted:
-            return partial.tokens
+            return partial.tokens - partial.blank_tokens
         for hand_over in self.machine.hand_overs[-1:]:
             if (count := _count_text(self._endpoints[hand_over.source], text)) is not None:
                 return count.tokens
