@@ -132,7 +132,12 @@ class PendingAnswer:
         """Say whether the answer was good; see ``Client.rate``."""
         if not isinstance(good, bool):
             raise ConfigError(f"good: expected True or False, got {good!r}")
-        return self._settings.planner.rate(self._asked.log.request_id, good=good)
+        return self._settings.planner.rate(self._asked.log.key, good=good)
+
+    @property
+    def key(self) -> str:
+        """Names this answer alone, and can't be guessed."""
+        return self._asked.log.key
 
     def __del__(self) -> None:
         driver = self.driver

@@ -32,11 +32,13 @@ class AnswerLog:
 
     Attributes:
         request_id: 16 hexadecimal digits, or what the caller named the request.
+        key: names this answer alone, and can't be guessed.
         is_detailed: True if decisions are logged. It is read once, so that the hot path asks nothing.
     """
 
     def __init__(self, request_id: str = "") -> None:
         self.request_id = request_id or token_hex(8)
+        self.key = token_hex(16)
         self.is_detailed = _logger.isEnabledFor(logging.DEBUG)
 
     def dispatched(self, decision: DispatchReport) -> None:

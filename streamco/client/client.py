@@ -271,7 +271,7 @@ class Client:
         """Say whether an answer was good, so that the quality gate learns when the device's answers are (docs/howto/quality.md).
 
         Args:
-            request_id: ``report.request_id`` of one of the last 1,000 answers, which has ended.
+            request_id: ``report.request_id`` or ``stream.rating_key`` of one of the last 1,000 answers, which has ended.
             good: True if the answer was good enough.
 
         Returns:

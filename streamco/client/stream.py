@@ -148,6 +148,11 @@ class AnswerStream(ABC, Generic[Item]):
         return self._answer.rate(good)
 
     @property
+    def rating_key(self) -> str:
+        """A name of this answer for ``Client.rate`` that nobody can guess, and that no other answer has; request ids may be given twice."""
+        return self._answer.key
+
+    @property
     def usage(self) -> AnswerUsage:
         """Tokens of the answer so far, in OpenAI's shape; ``is_estimated``: not all are an endpoint's own count.
 

@@ -284,8 +284,10 @@ def pause(stream: EndpointStream) -> None:
         hold()
 
 
-def resume(stream: EndpointStream) -> None:
-    """Have a paused stream's endpoint go on."""
+def resume(stream: EndpointStream, paused: float) -> None:
+    """Have a stream's endpoint go on after so many seconds, which count towards a limit on the whole answer."""
+    if (charge := getattr(stream, "charge", None)) is not None:
+        charge(paused)
     if (go_on := getattr(stream, "resume", None)) is not None:
         go_on()
 

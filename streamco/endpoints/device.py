@@ -387,6 +387,11 @@ class DeviceStream:
         if self._generation is not None:
             self._generation.pause()
 
+    def charge(self, seconds: float) -> None:
+        """Count seconds of a pause towards the limit on the whole answer."""
+        if self._watchdog is not None:
+            self._watchdog.charge(seconds)
+
     def resume(self) -> None:
         """Have the engine go on after ``pause``."""
         if self._generation is not None:

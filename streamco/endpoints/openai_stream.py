@@ -335,6 +335,10 @@ class OpenAIStream:
         """Seconds so far in which no task waited; see ``idle_of``."""
         return self._watchdog.idle
 
+    def charge(self, seconds: float) -> None:
+        """Count seconds of a pause towards the limit on the whole answer."""
+        self._watchdog.charge(seconds)
+
     def written(self) -> Written:
         """Return what the server has written so far."""
         parser = self._parser

@@ -178,7 +178,10 @@ class Generation(Protocol):
         ...
 
     def pause(self) -> None:
-        """Ask to compute nothing until ``resume``, and to keep what there is; the token under way may still come. Never blocks."""
+        """Ask to compute nothing until ``resume``, and to keep what there is. Never blocks.
+
+        The token under way may still come. An engine may go on if others wait for the place.
+        """
         ...
 
     def resume(self) -> None:

@@ -82,6 +82,7 @@ class RunningGeneration:
         self.is_cancelled = False
         self.is_parked = False
         self._is_paused = False  # set by the consumer's side
+        self._was_paused = False  # parked for that, and not because pieces wait
         self._consumer = Consumer(wake)
         self._engine = engine
         self._ring: Ring[TextPiece] = Ring(buffered)
@@ -122,7 +123,7 @@ class RunningGeneration:
             self._engine.notify()
 
     def pause(self) -> None:
-        """Ask to be parked after the next token, until ``resume``; never blocks."""
+        """Ask to be parked after the next token, until ``resume`` or until others need its place; never blocks."""
         self._is_paused = True
 
     def resume(self) -> None:
@@ -229,7 +230,7 @@ class RunningGeneration:
     def _park_if_full(self) -> None:
         """Park if the consumer has asked for it, or if as many tokens wait as may, however few pieces they are."""
         if self._is_paused and not self.is_parked:
-            self.is_parked = True
+            self.is_parked = self._was_paused = True
             self._energy.pause(now=perf_counter())
         if not self.is_parked and self._made - self._consumer.taken >= self._ring.capacity and len(self._ring):
             self.is_parked = True
@@ -240,13 +241,18 @@ class RunningGeneration:
 
     def unpark(self) -> None:
         """Go on if the consumer has taken what there was, and has not asked to pause."""
-        if self.is_parked and not self._is_paused and not len(self._ring):
-            self.is_parked = False
+        if self.is_parked and not self._is_paused and (self._was_paused or not len(self._ring)):
+            self.is_parked = self._was_paused = False
             if not self.is_done:
                 self._energy.resume(now=perf_counter())
             backlog, self._backlog = self._backlog, []
             self._emit(backlog)
             self._park_if_full()
+
+    def end_pause(self) -> None:
+        """Go on, because others wait for the place."""
+        self._is_paused = False
+        self.unpark()
 
     def finish(self, reason: str, pieces: list[TextPiece] | None = None, *, error: Exception | None = None) -> None:
         """End the generation; idempotent.

@@ -153,13 +153,22 @@ class EngineLoop:
     def _collect(self) -> bool:
         """Take in what arrived; sleep while nothing can be done. False: the engine is closing."""
         self._drain_inbox()
+        self._end_pauses()
         was_idle = False
         while not self._decoder.is_closing and not self._has_work():
             was_idle = True
             self._take_in(self._inbox.get())
             self._drain_inbox()
+            self._end_pauses()
         self._begin_round(was_idle=was_idle)
         return not self._decoder.is_closing
+
+    def _end_pauses(self) -> None:
+        """Let paused generations go on to their ends if others wait for a place."""
+        if self._waiting and not self._has_free_slot:
+            for work in self._writing:
+                if isinstance(work, RunningGeneration):
+                    work.end_pause()
 
     def _begin_round(self, *, was_idle: bool) -> None:
         if self._pace is not None:

@@ -132,8 +132,9 @@ class Proxy:
         return web.Response(body=msgspec.json.encode(totals), content_type="application/json")
 
     async def rate(self, request: web.Request) -> web.Response:
-        """Answer ``POST /streamco/ratings``."""
-        return self.ratings.rate(await read_body(request), "" if self.access is None else request[KEY_NAME])
+        """Answer ``POST /streamco/ratings/KEY``."""
+        caller = "" if self.access is None else request[KEY_NAME]
+        return self.ratings.rate(request.match_info["key"], await read_body(request), caller)
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """Answer ``POST /v1/chat/completions``."""
@@ -203,7 +204,9 @@ class Proxy:
         answer = client.open_chat(grant.request, includes_usage=wants_usage, is_streamed=parsed.is_streamed, notes=grant.notes)
         grant.answer = answer
         self._answers.add(answer)
-        more_headers = {**grant.headers, **({RATINGS_HEADER: RATINGS_PATH} if self.ratings.are_taken else {})}
+        more_headers = {**grant.headers, **({RATINGS_HEADER: f"{RATINGS_PATH}/{answer.rating_key}"} if self.ratings.are_taken else {})}
+        if self.ratings.are_taken:
+            self.ratings.remember(answer.rating_key, grant.caller, grant.client)
         try:
             async with answer:  # a client that leaves cancels this handler, and both sides with it
                 unknown = "" if parsed.is_known else parsed.model
@@ -217,8 +220,6 @@ class Proxy:
                 return await answer_whole(answer, shape, unknown_model=unknown, more_headers=more_headers)
         finally:
             self._answers.discard(answer)
-            if self.ratings.are_taken:
-                self.ratings.remember(current_request_id(), grant.caller, grant.client)
 
     def _card(self, name: str) -> dict[str, object]:
         return {"id": name, "object": "model", "created": self.created, "owned_by": "streamco-proxy"}
@@ -260,7 +261,7 @@ def make_app(client: Client, options: ProxyOptions | None = None) -> web.Applica
     add_translated_apis(app, proxy)
     app.router.add_get(TOTALS_PATH, proxy.totals)
     if proxy.ratings.are_taken:
-        app.router.add_post(RATINGS_PATH, proxy.rate)
+        app.router.add_post(RATINGS_PATH + "/{key}", proxy.rate)
     if access is not None:
         app.router.add_get(USAGE_PATH, access.usage)
         app.on_startup.append(access.start)

@@ -15,19 +15,18 @@ from streamco.server.http.errors import RequestError, invalid
 __all__ = ["RATINGS_HEADER", "RATINGS_PATH", "Ratings"]
 
 RATINGS_PATH = "/streamco/ratings"
-RATINGS_HEADER = "x-streamco-ratings"
-"""The header of a response that may be rated; its value is the path."""
+RATINGS_HEADER = "x-streamco-rating"
+"""The header of an answer that may be rated; its value is the path that the rating goes to, which nobody else can guess."""
 
 _REMEMBERED = 1000  # answers
 
 
 class _Rating(Struct, forbid_unknown_fields=True):
-    id: str
     good: bool
 
 
 class Ratings:
-    """The answers that may be rated: the last 1,000, by the id of their request.
+    """The answers that may be rated: the last 1,000, by their keys.
 
     Args:
         client: the proxy's. Its answers can be rated if its races have a quality gate.
@@ -37,32 +36,33 @@ class Ratings:
         self.are_taken = client.race.quality is not None
         self._answers: OrderedDict[str, tuple[str, Client]] = OrderedDict()
 
-    def remember(self, request_id: str, caller: str, client: Client) -> None:
+    def remember(self, key: str, caller: str, client: Client) -> None:
         """Record whose answer this is, and which client has made it."""
-        self._answers[request_id] = caller, client
-        self._answers.move_to_end(request_id)
+        self._answers[key] = caller, client
         if len(self._answers) > _REMEMBERED:
             self._answers.popitem(last=False)
 
-    def rate(self, body: bytes, caller: str) -> web.Response:
-        """Answer ``POST /streamco/ratings`` with ``{"learned": true}``, or false if the device didn't write all of that answer.
+    def rate(self, key: str, body: bytes, caller: str) -> web.Response:
+        """Answer ``POST /streamco/ratings/KEY`` with ``{"learned": true}``, or false if the device didn't write all of that answer.
 
         Args:
-            body: ``{"id": REQUEST_ID, "good": true}``.
+            key: the answer's.
+            body: ``{"good": true}``.
             caller: who rates; "": the proxy tells none apart.
 
         Raises:
-            RequestError: 400 another body, 404 no answer of this caller with this id that could be rated.
+            RequestError: 400 another body, 404 no answer of this caller that could be rated.
         """
         try:
             rating = msgspec.json.decode(body, type=_Rating)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise invalid(None, f'expected {{"id": "...", "good": true or false}}, got: {error}') from error
-        owner, client = self._answers.get(rating.id, ("", None))
+            raise invalid(None, f'expected {{"good": true}} or {{"good": false}}, got: {error}') from error
+        owner, client = self._answers.get(key, ("", None))
+        refusal = RequestError(404, "rating: expected one of your last answers, which was not rated yet, got another", code="not_ratable")
+        if client is None or owner != caller:
+            raise refusal
         try:
-            if client is None or owner != caller:
-                raise UsageError("rate: expected the x-request-id of one of your last answers, got another id")
-            learned = client.rate(rating.id, rating.good)
+            learned = client.rate(key, rating.good)
         except UsageError as error:
-            raise RequestError(404, str(error), param="id", code="not_ratable") from error
+            raise refusal from error
         return web.json_response({"learned": learned})

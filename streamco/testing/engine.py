@@ -406,7 +406,10 @@ class FakeGeneration:
         while self._end is None:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_cancelled, timeout=max(0.0, due - monotonic()))
-                self._changed.wait_for(lambda: self._is_cancelled or (len(self._ready) < self._max_buffered and not self._is_paused))
+                since = monotonic()
+                self._changed.wait_for(lambda: self._is_cancelled or not self._is_paused)
+                due += monotonic() - since
+                self._changed.wait_for(lambda: self._is_cancelled or len(self._ready) < self._max_buffered)
             self.write(1)
             due += self._engine.token_s
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 import streamco
@@ -146,6 +147,100 @@ async def test_a_device_that_does_not_tell_how_sure_it_is_is_not_graded() -> Non
         assert stream.report.notes == ["device's answer wasn't graded: it doesn't tell how sure it is of its tokens"]
 
 
+async def test_a_device_that_never_tells_is_not_asked_any_more() -> None:
+    local = device(words(0.0, 0.0, 0.0))
+    async with opened(local, server(), mode=race(QualityGate(min_score=0.5))) as client:
+        notes = []
+        for _ in range(5):
+            stream = client.stream("hello")
+            await tokens_text(stream)
+            notes.append(stream.report.notes)
+    assert notes[0] == ["device's answer wasn't graded: it doesn't tell how sure it is of its tokens"]
+    assert notes[-1] == ["device's answer isn't graded, because it doesn't tell how sure it is of its tokens"]
+
+
+async def test_a_server_that_kept_the_reader_waiting_rests() -> None:
+    gate = race(QualityGate(min_score=0.7, max_wait=0.1))
+    async with opened(engine(0.3), remote := server([(30.0, "S")]), mode=gate, budget=0.9) as client:
+        for _ in range(3):
+            assert await ask(client) == ANSWER
+    assert len(remote.streams) == 1
+
+
+async def test_a_limit_on_the_whole_answer_leaves_time_for_the_devices() -> None:
+    gate, limit = race(QualityGate(min_score=0.7, max_wait=30.0)), streamco.Timeouts(total=1.0)
+    async with opened(engine(0.3), server([(30.0, "S")]), mode=gate, budget=0.9) as client:
+        stream = client.with_options(timeout=limit).stream("hello")
+        assert await tokens_text(stream) == ANSWER
+        assert any("no other endpoint had begun after 0.5 s" in note for note in stream.report.notes)
+
+
+async def test_a_pause_counts_towards_the_limit_on_the_whole_answer() -> None:
+    slow = DeviceEndpoint(FakeEngine(ANSWER, mode="thread", token_s=0.02, probability=0.3))
+    async with opened(slow, server([(30.0, "S")]), mode=race(QualityGate(min_score=0.7, max_wait=0.4)), budget=0.9) as client:
+        stream = client.with_options(timeout=streamco.Timeouts(total=1.0)).stream("hello")
+        with pytest.raises(EndpointTimeoutError, match="whole answer within 1 s") as caught:
+            await tokens_text(stream)  # 0.32 s for the first tokens, 0.4 s of pause, 0.48 s for the others
+    assert ANSWER.startswith(caught.value.partial)
+    assert caught.value.partial
+
+
+async def test_without_ratings_the_whole_budget_is_the_plans() -> None:
+    counts = []
+    for quality in (None, "gate"):
+        mode = Race(policy="stochastic", quality=quality)
+        async with opened(instant(0.9), remote := server(), mode=mode, budget=0.6) as client:
+            for _ in range(100):
+                await ask(client)
+        counts.append(len(remote.streams))
+    assert counts[0] == counts[1] > 40
+
+
+async def test_ratings_survive_a_client_without_a_gate() -> None:
+    async with opened(instant(0.9), server(), mode=race()) as client:
+        stream = client.stream("hello")
+        await tokens_text(stream)
+        stream.rate(True)
+        plain = client.with_options(mode=Race())
+        again = plain.with_options(mode=race())
+        assert [each.profile().count(b'"good"') for each in (client, plain, again)] == [1, 1, 1]
+
+
+async def test_the_rule_raise_goes_with_a_gate_that_is_off() -> None:
+    async with opened(instant(0.9), server(), mode=Race(policy="device-first", quality="gate"), on_degraded="raise") as client:
+        assert await ask(client) == ANSWER
+
+
+@pytest.mark.parametrize("tokens", [4, 16])
+async def test_a_score_is_learned_from_as_many_tokens_as_it_is_made_of(tokens: int) -> None:
+    async with opened(instant(0.9), server(), mode=race(QualityGate(min_score=0.5, tokens=tokens))) as client:
+        stream = client.stream("hello")
+        await tokens_text(stream)
+        assert stream.report.grade is not None
+        assert stream.report.grade.tokens == tokens
+        stream.rate(True)
+        assert b'"tokens": %d' % tokens in client.profile()
+
+
+async def test_numbers_of_other_kinds_are_scores() -> None:
+    class Numpy:
+        def score(self, facts: AnswerFacts) -> float:
+            return cast("float", np.float32(0.75))
+
+    async with opened(instant(0.9), server(), mode=race(QualityGate(score=Numpy(), min_score=0.5))) as client:
+        stream = client.stream("hello")
+        assert await tokens_text(stream) == ANSWER
+        assert stream.report.grade is not None
+        assert stream.report.grade.score == 0.75
+
+
+async def test_without_a_server_that_could_answer_nothing_is_graded_and_a_note_says_so() -> None:
+    async with opened(instant(0.1), mode=race()) as client:
+        stream = client.stream("hello")
+        assert await tokens_text(stream) == ANSWER
+        assert stream.report.notes == ["device's answer isn't graded, because no server could answer in its place"]
+
+
 async def test_a_promise_goes_before_the_gate() -> None:
     async with opened(engine(0.1), remote := server(), mode=Race(policy="device-only", quality=EDGE)) as client:
         assert await ask(client, "hello") == ANSWER
@@ -177,7 +272,7 @@ async def test_a_reader_who_leaves_a_paused_answer_leaves_nothing_behind() -> No
     [
         ({"min_score": 1.5}, "min_score"),
         ({"tokens": 0}, "tokens: expected 1 to 16, got 0"),
-        ({"max_wait": -1}, "max_wait: expected 0 to 3600 seconds, got -1"),
+        ({"max_wait": 0}, "max_wait: expected seconds above 0 and up to 3600, got 0"),
         ({"score": object()}, "expected an object with score"),
     ],
 )

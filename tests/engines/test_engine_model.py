@@ -121,6 +121,21 @@ def test_a_paused_answer_stands_still_and_goes_on_as_if_nothing_had_been(engine:
     assert reader.ids == whole
 
 
+def test_a_paused_answer_goes_on_if_another_one_waits_for_its_place() -> None:
+    engine = LlamaEngine(packaged_model(), EngineOptions(context_tokens=256, threads=1, max_sequences=1))
+    try:
+        prompt = chat(engine, "Why is the sea salty?")
+        whole = complete(engine, prompt, max_tokens=24, ignore_eos=True).ids
+        generation, reader = start(engine, prompt, max_tokens=24, ignore_eos=True)
+        assert reader.woken.wait(30)
+        generation.pause()
+        assert len(complete(engine, chat(engine, "Say yes."), max_tokens=2, ignore_eos=True).ids) == 2
+        reader.read(generation)
+        assert reader.ids == whole
+    finally:
+        engine.close()
+
+
 def test_the_likeliest_tokens_have_probabilities_in_order(engine: LlamaEngine) -> None:
     reader = complete(engine, chat(engine, "Count to five."), max_tokens=5, top=8)
     for piece in reader.pieces:

@@ -8,8 +8,13 @@ from streamco.errors import StreamcoError
 from streamco.events import Partial
 from streamco.openai_types import ChatCompletionChunk
 
-__all__ = ["CancelStream", "Command", "ContinueStream", "DeliverTokens", "FailDelivery", "FinishDelivery", "OpenStream"]
+__all__ = ["LATE"]
+__all__ += ["CancelStream", "Command", "ContinueStream", "DeliverTokens", "FailDelivery", "FinishDelivery", "OpenStream"]
 __all__ += ["PauseStream", "PrepareStream", "ResumeStream"]
+
+
+LATE = "late"
+"""The reason of a cancel: the reader had waited for long enough."""
 
 
 class OpenStream(Struct, frozen=True):
@@ -37,8 +42,8 @@ class CancelStream(Struct, frozen=True):
 
     Args:
         source: name of the endpoint.
-        reason: lost | reader left | explored | takes over | handed over | not needed | wanted (as the target of a migration) | diverged |
-            refused.
+        reason: lost | late | reader left | explored | takes over | handed over | not needed | wanted (as the target of a migration) |
+            diverged | refused | asked elsewhere.
     """
 
     source: str

@@ -77,9 +77,9 @@ class HeldBeginning:
         return min(len(self._probabilities), self.plan.tokens)
 
     @property
-    def is_full(self) -> bool:
-        """True if no more tokens are needed for the score."""
-        return self.tokens >= self.plan.tokens
+    def is_ready(self) -> bool:
+        """True if no more tokens are needed for the score, or none would help: the endpoint doesn't tell how sure it is of them."""
+        return self.tokens >= self.plan.tokens or (self.tokens > 0 and not self._probabilities)
 
     @property
     def waits(self) -> bool:

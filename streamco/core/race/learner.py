@@ -153,7 +153,6 @@ class Learner:
         window: number of server samples kept.
         prior_weight: number of samples that the prior is worth.
         replan_every: at most this many samples lie between two plans; the first plans come sooner.
-        at_once: share of a server's budget that plans may spend, 0..1; the rest is kept for servers that are asked later.
 
     Raises:
         ConfigError: a setting out of range, an unknown policy.
@@ -173,9 +172,8 @@ class Learner:
         window: int = 1000,
         prior_weight: float = 20.0,
         replan_every: int = 50,
-        at_once: float = 1.0,
     ) -> None:
-        for name, share in (("budget", budget), ("tail", tail), ("explore", explore), ("at_once", at_once)):
+        for name, share in (("budget", budget), ("tail", tail), ("explore", explore)):
             check_share(name, share)
         implied = check_policy(policy, constrained)
         if window < 1 or replan_every < 1 or not prior_weight >= 0:
@@ -193,7 +191,7 @@ class Learner:
         self._explore = explore
         self._prior_weight = prior_weight
         self._replan_every = replan_every
-        self._at_once = at_once
+        self._at_once = 1.0
         self._server = ProductLimit(window, prior_weight)
         self._device = DeviceFit()
         self._lengths = LengthWindow(2 * window)
@@ -240,6 +238,11 @@ class Learner:
         self._exchange_rate = self._exchange_rate if exchange_rate is None else exchange_rate
         if self.constrained != before:
             self._plan = None
+
+    def keep_back(self, share: float) -> None:
+        """Keep this share of a server's budget, 0..1, from the next plan on for servers that are asked later."""
+        if self._at_once != 1.0 - share:
+            self._at_once, self._plan = 1.0 - share, None
 
     @property
     def has_samples(self) -> bool:

@@ -20,6 +20,7 @@ from streamco.config import READING, ReaderPace, fixed_rate
 from streamco.core.delivery import Delivery
 from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState, ReadAhead
 from streamco.core.race.commands import (
+    LATE,
     CancelStream,
     Command,
     ContinueStream,
@@ -182,6 +183,9 @@ class RaceMachine:
         if self.winner is None:
             self._start_due(now)
             if self.gate is not None and self._has_second_choice() and now >= (self.gate.deadline or now):
+                for attempt in self.attempts.values():
+                    if attempt.state is AttemptState.OPEN and not self._is_paused(attempt):
+                        self._stop(attempt, LATE)
                 self._let_pass(now, f"no other endpoint had begun after {self.gate.plan.max_wait:g} s")
         if self._orphaned is not None and now >= self._patience_ends:
             self._stop_waiting(now)
@@ -257,7 +261,7 @@ class RaceMachine:
             gate.take(event)
             if gate.verdict is None and gate.tokens and (alone := self._why_alone(gate)):
                 self._let_pass(now, alone)
-            elif gate.verdict is None and gate.is_full:
+            elif gate.verdict is None and gate.is_ready:
                 self._grade(gate, now)
         elif event.tokens or (event.has_output and self._is_alone(attempt)):
             if gate is not None and self._is_sure(gate, now):
@@ -274,7 +278,7 @@ class RaceMachine:
 
     def _is_alone(self, attempt: Attempt) -> bool:
         """Return True if no other attempt is about to write the first token."""
-        return not any(other.may_begin for other in self.attempts.values() if other is not attempt)
+        return not any(other.may_begin for other in self.attempts.values() if other is not attempt and not self._is_paused(other))
 
     def _receive_answer(self, attempt: Attempt, event: TokensReceived, now: float) -> None:
         """Deliver what is new; a restarted answer first repeats what the reader has."""
@@ -425,7 +429,7 @@ class RaceMachine:
             self._fail_over(attempt, event.error, now)
         elif was is AttemptState.PREPARING:
             self._continue_after_reading(attempt, now)
-        elif was is AttemptState.OPEN and self._is_fatal(event.error):
+        elif was is AttemptState.OPEN and self._is_fatal(attempt, event.error):
             self._fail(event.error, now)
             self._stop_all("refused")
         elif was is AttemptState.OPEN:
@@ -446,13 +450,22 @@ class RaceMachine:
             self._stop(attempt, "asked elsewhere")
         self._start_next(now)
 
-    def _is_fatal(self, error: EndpointError) -> bool:
-        """Return True if this failure must not be made up for by another endpoint."""
+    def _is_fatal(self, failed: Attempt, error: EndpointError) -> bool:
+        """Return True if this failure must not be made up for by another endpoint.
+
+        A device that has begun behind the gate goes on, as one that has won would. If it is unsure, only a refusal is made up for.
+        """
         if self.winner is not None or self.finished is not None:
             return False
         is_late = self.plan.is_timed and is_out_of_time(error)
-        is_forgiven = self._has_second_choice()
-        return is_late or self.plan.fatal == "all" or (self.plan.fatal == "refusals" and is_refusal(error) and not is_forgiven)
+        if is_late:
+            return True
+        gate = self.gate
+        if gate is not None and not gate.is_open and gate.tokens and failed.source != gate.plan.source:
+            is_there = self.attempts[gate.plan.source].state in {AttemptState.OPEN, AttemptState.ENDED}
+            if is_there and (gate.verdict is None or self.plan.fatal != "all"):
+                return False
+        return self.plan.fatal == "all" or (self.plan.fatal == "refusals" and is_refusal(error))
 
     def _is_paused(self, attempt: Attempt) -> bool:
         return self.gate is not None and self.gate.waits and attempt.source == self.gate.plan.source
@@ -467,6 +480,7 @@ class RaceMachine:
     def _fail(self, error: StreamcoError, now: float) -> None:
         if self.finished is not None:
             return
+        self._deliver_broken(now)
         self._commands += self._delivery.flush(now=now)
         self._stop_preparing()
         self.finished, self.error = now, error
@@ -649,17 +663,22 @@ class RaceMachine:
         if any(attempt.state is AttemptState.OPEN for attempt in attempts):
             return
         empty = next((attempt for attempt in attempts if attempt.state is AttemptState.ENDED), None)
-        if empty is not None:
+        is_broken = self.gate is not None and not self.gate.is_open and self.gate.tokens
+        if empty is not None and not is_broken:
             self._win_after_end(empty, 0, now)
             return
-        error = self._combine_errors(list(attempts))
-        if self.gate is not None and not self.gate.is_open and self.gate.tokens:  # what has come of the answer is not lost
-            broken = self.attempts[self.gate.plan.source]
-            self.gate.open("no other endpoint gave an answer")
-            broken.win_after_end()
-            self.winner, self._writer = broken.source, broken
-            self._deliver(broken.source, broken.take_held(), self.gate.tokens, now)
-        self._fail(error, now)
+        self._fail(self._combine_errors(list(attempts)), now)
+
+    def _deliver_broken(self, now: float) -> None:
+        """Deliver what is held behind the gate before the error: what has come of an answer is not lost."""
+        gate = self.gate
+        if gate is None or gate.is_open or not gate.tokens or self.winner is not None:
+            return
+        broken = self.attempts[gate.plan.source]
+        gate.open("no other endpoint gave an answer")
+        broken.win_after_end()
+        self.winner, self._writer = broken.source, broken
+        self._deliver(broken.source, broken.take_held(), gate.tokens, now)
 
     def _combine_errors(self, attempts: Sequence[Attempt]) -> StreamcoError:
         failed = {attempt.source: attempt.error for attempt in attempts if attempt.error is not None}

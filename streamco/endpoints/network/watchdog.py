@@ -118,6 +118,10 @@ class Watchdog:
         """Stop the clock: no task waits any more."""
         self._paused_at = self._loop.time()
 
+    def charge(self, seconds: float) -> None:
+        """Count seconds in which no task waited towards the total: the reader was waiting, though not for this stream."""
+        self._idle -= seconds
+
     def feed(self, *, has_content: bool) -> None:
         """Record that bytes arrived; must be called between ``pause`` and ``resume``.
 

@@ -156,7 +156,7 @@ class AnswerView {
     this.live.textContent = [how, ...figures].join(" · ");
     if (message) this.live.after(make("p", "failure", message));
     if (!this.report) return;
-    if (how === "done" && this.ratings && isDevicesOwn(this.report)) this.live.after(makeThumbs(this.ratings, this.report.request_id));
+    if (how === "done" && this.ratings && isDevicesOwn(this.report)) this.live.after(makeThumbs(this.ratings));
     drawRace(this.race, this.report, how === "stopped" ? (performance.now() - this.began) / 1000 : null);
     const details = make("details");
     const whole = make("pre", "", JSON.stringify(this.report, null, 1));
@@ -171,11 +171,11 @@ function isDevicesOwn({ endpoints, winner, hand_overs: changes, mode }) {
   return mode === "race" && changes.length === 0 && endpoints.some((side) => side.name === winner && side.kind === "device");
 }
 
-function makeThumbs(path, id) {
+function makeThumbs(path) {
   const row = make("p", "thumbs");
   const rate = async (good) => {
     for (const button of row.querySelectorAll("button")) button.disabled = true;
-    const response = await fetch(path.slice(1), { method: "POST", headers: headers(), body: JSON.stringify({ id, good }) });
+    const response = await fetch(path.slice(1), { method: "POST", headers: headers(), body: JSON.stringify({ good }) });
     row.textContent = response.ok ? `Thank you: noted as ${good ? "good" : "not good enough"}.` : await failureOf(response);
   };
   for (const [text, good] of [["Good answer", true], ["Not good enough", false]]) {
@@ -334,7 +334,7 @@ async function readAnswer(view, signal) {
   const response = await fetch("v1/chat/completions", { method: "POST", headers: asked, body: JSON.stringify(body), signal });
   if (response.status === 401) askForKey();
   if (!response.ok) throw new Error(await failureOf(response));
-  view.ratings = response.headers.get("x-streamco-ratings") ?? "";
+  view.ratings = response.headers.get("x-streamco-rating") ?? "";
   for await (const data of eventsOf(response)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);

@@ -9,6 +9,7 @@ import simpy
 
 from streamco.client.modes.race.endpoint_states import Watch
 from streamco.core.race.commands import (
+    LATE,
     CancelStream,
     Command,
     ContinueStream,
@@ -21,6 +22,7 @@ from streamco.core.race.commands import (
     ResumeStream,
 )
 from streamco.core.race.machine import RaceMachine
+from streamco.errors import EndpointTimeoutError
 from streamco.events import Event, StreamCancelled
 from streamco.sim.driver import SimulatedMachine, call_at
 
@@ -150,7 +152,10 @@ class SimulatedRace(SimulatedMachine[Event, Command]):
                 self._streams[source].pause()
             case ResumeStream(source):
                 self._streams[source].resume()
-            case CancelStream(source):
+            case CancelStream(source, reason):
+                if reason == LATE and self._watch is not None:
+                    error = EndpointTimeoutError("expected the first token, got none", phase="first_token", limit=0.0, endpoint=source)
+                    self._watch.failed(source, error)
                 self._streams[source].cancel(lambda: self.receive(StreamCancelled(source)))
             case DeliverTokens():
                 self.deliveries.append((self._env.now, command))

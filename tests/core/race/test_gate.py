@@ -21,7 +21,7 @@ from streamco.core.race.commands import (
 )
 from streamco.core.race.gate import GatePlan, HeldBeginning
 from streamco.core.race.machine import Fatal, RaceMachine, RacePlan
-from streamco.errors import EndpointConnectError, EndpointError, EndpointStatusError
+from streamco.errors import EndpointConnectError, EndpointError, EndpointStatusError, EndpointTimeoutError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, StreamRetrying, TokenConfidence, TokensReceived
 from streamco.testing.endpoint import text_chunk
 
@@ -184,9 +184,53 @@ def test_the_held_answer_is_delivered_if_the_server_is_late() -> None:
     assert machine.take_commands() == []
     machine.handle_deadline(now=2.4)
     commands = machine.take_commands()
-    assert commands[:2] == [ResumeStream("device"), CancelStream("server", "lost")]
+    assert commands[:2] == [CancelStream("server", "late"), ResumeStream("device")]
     assert text_of(commands) == "abcd"
     assert held(machine).passed_because == "no other endpoint had begun after 2 s"
+
+
+@pytest.mark.parametrize("fatal", ["refusals", "all"])
+@pytest.mark.parametrize("error", [FAILED, EndpointStatusError("no", status=401, endpoint="server")])
+def test_a_device_that_has_begun_goes_on_whatever_another_endpoint_fails_with(error: EndpointError, fatal: Fatal) -> None:
+    machine = make(("server", 0.0), ("device", 0.0), fatal=fatal)
+    machine.receive(said("device", "a", "b", sure=0.9), now=0.1)
+    machine.receive(StreamFailed("server", error), now=0.2)
+    assert machine.finished is None
+    machine.receive(said("device", "c", "d", sure=0.9), now=0.3)
+    assert text_of(machine.take_commands()) == "abcd"
+
+
+def test_what_is_held_comes_before_the_error_if_the_whole_answers_time_is_over() -> None:
+    plan = RacePlan(
+        attempts=(AttemptPlan("server", None), AttemptPlan("device", 0.0)),
+        gate=GatePlan(source="device", score=mean, min_score=0.5, tokens=HELD),
+        is_timed=True,
+    )
+    machine = RaceMachine(plan)
+    machine.start(now=0.0)
+    machine.receive(said("device", "a", "b", "c", "d", sure=0.2), now=0.4)
+    machine.take_commands()
+    machine.receive(StreamFailed("server", EndpointTimeoutError("late", phase="total", limit=1.0)), now=1.0)
+    commands = machine.take_commands()
+    assert text_of(commands) == "abcd"
+    assert any(isinstance(command, FailDelivery) for command in commands)
+
+
+def test_a_broken_device_is_no_success_though_the_servers_answer_is_empty() -> None:
+    machine = make(("server", 0.0), ("device", 0.0))
+    machine.receive(said("device", "a", "b", sure=0.9), now=0.1)
+    machine.receive(StreamFailed("device", EndpointConnectError("gone", endpoint="device")), now=0.2)
+    machine.receive(StreamEnded("server", "stop"), now=0.3)
+    commands = machine.take_commands()
+    assert (text_of(commands), isinstance(commands[-1], FailDelivery)) == ("ab", True)
+
+
+def test_output_without_tokens_takes_the_place_of_an_unsure_answer() -> None:
+    machine = unsure()
+    chunk = text_chunk("")
+    chunk.choices[0].delta.audio = {"data": "AAAA"}
+    machine.receive(TokensReceived("server", [chunk], 0), now=0.8)
+    assert machine.winner == "server"
 
 
 def test_a_second_server_is_asked_before_the_held_answer_is_delivered() -> None:
@@ -249,10 +293,10 @@ def test_what_was_held_comes_before_the_error_if_all_fail() -> None:
     assert (machine.winner, machine.text, machine.is_over) == ("device", "ab", True)
 
 
-def test_a_device_without_probabilities_passes_and_that_is_said() -> None:
+def test_a_device_without_probabilities_passes_at_once_and_that_is_said() -> None:
     machine = make(("server", None), ("device", 0.0))
-    machine.receive(said("device", "a", "b", "c", "d"), now=0.1)
-    assert text_of(machine.take_commands()) == "abcd"
+    machine.receive(said("device", "a"), now=0.1)
+    assert text_of(machine.take_commands()) == "a"
     assert (held(machine).verdict, held(machine).unscored_because) == ("not graded", "it doesn't tell how sure it is of its tokens")
 
 

@@ -17,6 +17,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from streamco.client.answer_log import AnswerLog
 from streamco.client.modes.base import CostOf
 from streamco.client.modes.current_rate import CurrentRate, RateName, RateSetting, check_rate_setting
 from streamco.client.modes.obstacles import find_obstacles, in_order, refusal, shortened_length, side_facts, why_without_effect
@@ -42,7 +43,7 @@ from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, device_
 from streamco.policies.device_constrained import TAIL
 from streamco.policies.dispatch import DeviceOnly, DispatchPolicy, ServerOnly, Side
 from streamco.policies.eligibility import Eligibility, Gate, RequestFacts, check_eligibility, restrict
-from streamco.policies.quality import MAX_TOKENS, AnswerFacts, LearnedScore
+from streamco.policies.quality import AnswerFacts, LearnedScore
 from streamco.profiles import ModelShape, Prices, Profile
 
 __all__ = ["DispatchOptions", "Dispatcher"]
@@ -123,7 +124,6 @@ class Dispatcher:
             tail=options.tail,
             tail_weight=options.tail_weight,
             explore=options.explore,
-            at_once=1.0 if options.quality is None else _AT_ONCE,
         )
         quality = QualityGate() if options.quality == "gate" else options.quality
         self._ratings = () if profile is None else profile.ratings
@@ -155,9 +155,11 @@ class Dispatcher:
         )
         other._migration = self._migration.copy()
         other._pair = self._pair
-        other._ratings = self._ratings
+        other._ratings = self._ratings if self.grader is None else tuple(self.grader.learned.examples)
         if other.grader is not None and self.grader is not None:
             other.grader.share(self.grader)
+        elif other.grader is not None:
+            other.grader.learned = LearnedScore(self._ratings)
         return other
 
     @property
@@ -263,6 +265,7 @@ class Dispatcher:
             asked = [*([device] if device is not None and _passes(self._options.gate, facts) else []), *servers]
             more = f"{_note(unavailable)}{_CURE if servers else ''}" if kept_out is None else ""
             raise refusal(request, facts, asked, without=kept_out or "", reason=eligibility.reason, more=more)
+        self._learner.keep_back(0.0 if self.grader is None or self.grader.why_off else 1.0 - _AT_ONCE)
         plan, length = self._learner.plan, facts.prompt_tokens
         self._count += 1
         is_one_sided = isinstance(plan.policy, DeviceOnly | ServerOnly)  # asked for by name: no budget limits it
@@ -277,7 +280,8 @@ class Dispatcher:
             decision = replace(decision, device_wait=None, server_wait=0.0, reason="the device has others before it", explore=False)
         both = eligibility.device and eligibility.server
         may_grade = both and (has_choice or (isinstance(plan.policy, DeviceOnly) and not plan.policy.is_strict))
-        not_graded = self._why_not_graded(facts) if may_grade else ""
+        is_asked = kept_out is None and eligibility.device and decision.device_wait is not None
+        not_graded = self._why_not_graded(facts, eligibility) if is_asked else ""
         is_graded = self.grader is not None and may_grade and not not_graded
         is_exempt = (is_one_sided and not is_graded) or (kept_out is None and not both)
         is_wanted = not is_exempt and decision.wait(plan.constrained) is not None
@@ -291,9 +295,8 @@ class Dispatcher:
             decision = replace(decision, reason=f"{decision.reason}, and the budget is spent: borrowed")
         rested = spare_resting(decision, eligibility, device, able, resting)
         is_exempt, decision = is_exempt or rested is not decision, rested
-        logged_reason = ""
-        if decision.reason == eligibility.reason and (loggable := facts_for_log(facts)) is not facts:
-            logged_reason = check(loggable).reason
+        loggable = facts_for_log(facts)
+        logged_reason = check(loggable).reason if decision.reason == eligibility.reason and loggable is not facts else ""
         attempts = plan_attempts(decision, eligibility, device, able)
         return DispatchRecord(
             decision,
@@ -447,22 +450,24 @@ class Dispatcher:
             return None
         return self.grader.plan(facts, device.name, is_limited=self._learner.constrained == "server", obstacle=obstacle)
 
-    def _why_not_graded(self, facts: RequestFacts) -> str:
-        """Return why the answer to a request isn't graded, though both sides could give it, as a clause; "": it is, or nobody asked."""
+    def _why_not_graded(self, facts: RequestFacts, eligibility: Eligibility) -> str:
+        """Return why a device's answer to a request isn't graded, as a clause; "": it is, or nobody asked."""
         if self.grader is None:
             return ""
+        if not eligibility.server:
+            return "no server could answer in its place"
         return why_not_graded(facts, hedges=self.hedges(facts)) or self.grader.why_off
 
     # Learning
 
-    def record(self, dispatched: DispatchRecord, machine: RaceMachine, *, was_alone: bool = True, request_id: str = "") -> None:
+    def record(self, dispatched: DispatchRecord, machine: RaceMachine, *, was_alone: bool = True, log: AnswerLog | None = None) -> None:
         """Record a race that has ended: close its account and learn from its times.
 
         Args:
             dispatched: the decision for the answer.
             machine: its race.
             was_alone: the device had no other answer when it was asked for this one, so that its time says how fast it is.
-            request_id: by which the answer may be rated; "": it isn't.
+            log: the answer's, which has the names by which it may be rated; None: it isn't.
         """
         attempts = [attempt for attempt in (*machine.attempts.values(), *machine.past_attempts) if attempt.opened is not None]
         sides = {attempt.source: "device" if attempt.source == dispatched.device else "server" for attempt in attempts}
@@ -478,8 +483,8 @@ class Dispatcher:
             dispatched.steering.settle(dispatched.reservation, started=bool(constrained), exempt=dispatched.is_exempt or is_outage)
         if self.grader is not None and dispatched.gate_reservation is not None:
             self.grader.record(dispatched.gate_reservation, machine.gate, is_exempt=dispatched.is_exempt)
-        if self.grader is not None and request_id:
-            self.grader.remember(request_id, _facts(dispatched, machine))
+        if self.grader is not None and log is not None:
+            self.grader.remember(log.key, log.request_id, _facts(dispatched, machine, self.grader.options.tokens))
         self._learner.observe(PromptLength(dispatched.prompt_tokens))
         self._migration.record(machine, frozenset([dispatched.device] if dispatched.device else []), dispatched.prompt_tokens)
         for attempt in attempts:
@@ -528,14 +533,17 @@ def _shape(device: Endpoint | None) -> ModelShape | None:
     return ModelShape(layers=info.layers, width=info.width, ffn_width=info.ffn_width, vocabulary=info.vocabulary_size, heads=info.heads)
 
 
-def _facts(dispatched: DispatchRecord, machine: RaceMachine) -> AnswerFacts | None:
-    """Return what is known of an answer that the device has written from beginning to end; None: it hasn't, or nothing is known."""
+def _facts(dispatched: DispatchRecord, machine: RaceMachine, tokens: int) -> AnswerFacts | None:
+    """Return what is known of an answer that the device has written from beginning to end; None: it hasn't, or nothing is known.
+
+    ``tokens``: those that a score is made of, at most.
+    """
     attempt = machine.attempts.get(dispatched.device or "")
     if attempt is None or attempt.state is not AttemptState.ENDED or not attempt.has_won or not attempt.confidence.first:
         return None
     return AnswerFacts(
-        probabilities=tuple(attempt.confidence.first),
-        is_complete=attempt.tokens <= MAX_TOKENS,
+        probabilities=tuple(attempt.confidence.first[:tokens]),
+        is_complete=attempt.tokens <= tokens,
         prompt_tokens=dispatched.prompt_tokens,
         task=dispatched.facts.task,
     )

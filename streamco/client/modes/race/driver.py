@@ -23,6 +23,7 @@ from streamco.client.modes.race.endpoint_states import Watch
 from streamco.client.modes.race.report import build_cost, build_opening, build_report, describe_usage, with_split_figures
 from streamco.core.race.attempt import Attempt
 from streamco.core.race.commands import (
+    LATE,
     CancelStream,
     Command,
     ContinueStream,
@@ -54,7 +55,7 @@ from streamco.endpoints.base import (
     watch_retries,
 )
 from streamco.endpoints.continuation import split_trailing_whitespace
-from streamco.errors import EndpointError, EngineError, StreamcoError, UsageError
+from streamco.errors import EndpointError, EndpointTimeoutError, EngineError, StreamcoError, UsageError
 from streamco.events import (
     AbilitiesFound,
     Event,
@@ -123,7 +124,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         self._readers: dict[str, asyncio.Task[None]] = {}  # the tasks that read them, without those that were cancelled
         self._direct: tuple[str, EndpointStream] | None = None  # what the reader's own task reads
         self._paused: asyncio.Future[None] | None = None  # done when endpoints may be read on
-        self._stopped: dict[str, asyncio.Future[None]] = {}  # of endpoints that the machine has paused; done when they may go on
+        self._stopped: dict[str, tuple[asyncio.Future[None], float]] = {}  # of paused endpoints: done when they go on; since when
         self._counts: dict[Attempt, TextCount] = {}
         self._joules: dict[Attempt, float | None] = {}  # of attempts that have ended
         self._final: Report | None = None
@@ -273,12 +274,15 @@ class RaceDriver(TaskDriver[Event, Command]):
             case PrepareStream(source, partial):
                 self._open(source, replace(_continued(self.request, partial, None), prefill_only=True))
             case PauseStream(source):
-                self._stopped[source] = self._loop.create_future()
+                self._stopped[source] = self._loop.create_future(), now
                 pause(self._streams[source])
             case ResumeStream(source):
-                self._stopped.pop(source).set_result(None)
-                resume(self._streams[source])
-            case CancelStream(source):
+                stopped, since = self._stopped.pop(source)
+                resume(self._streams[source], now - since)
+                stopped.set_result(None)
+            case CancelStream(source, reason):
+                if reason == LATE and self._watch is not None:
+                    self._watch.failed(source, _late(source, now - (self.machine.attempts[source].opened or 0.0) - self.machine.began))
                 if self._direct is not None and self._direct[0] == source:
                     self._direct = None
                 self._cancel_soon(source)
@@ -393,7 +397,7 @@ class RaceDriver(TaskDriver[Event, Command]):
                 self._queue.wake()
                 return
             if (stopped := self._stopped.get(source)) is not None:
-                await stopped
+                await stopped[0]
             if source == self.machine.writer and self._held > self._max_held():
                 await self._wait_for_reader()
 
@@ -489,6 +493,11 @@ class RaceDriver(TaskDriver[Event, Command]):
         if self.machine.text or not isinstance(stream, WrittenStream):
             return self.machine.text
         return stream.written().text or ""
+
+
+def _late(source: str, seconds: float) -> EndpointTimeoutError:
+    text = f"expected the first token within {seconds:.1f} s, got none"
+    return EndpointTimeoutError(text, phase="first_token", limit=seconds, endpoint=source)
 
 
 def _count_text(endpoint: Endpoint, text: str) -> TextCount | None:

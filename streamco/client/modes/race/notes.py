@@ -50,7 +50,8 @@ def note_dispatch(asked: AskedAnswer, dispatched: DispatchRecord, unavailable: M
         degradations.record(notes, kind="waits", endpoint=device, sentence=sentence, may_raise=False)
     if dispatched.not_graded:
         sentence = f"{device}'s answer isn't graded, because {dispatched.not_graded}"
-        degradations.record(notes, kind=_without_figures(f"not graded: {dispatched.not_graded}"), endpoint=device, sentence=sentence)
+        kind = _without_figures(f"not graded: {dispatched.not_graded}")
+        degradations.record(notes, kind=kind, endpoint=device, sentence=sentence, may_raise=False)  # ratings come of such answers
     if dispatched.without_effect:
         degradations.record(notes, kind="no effect", endpoint="policy", sentence=dispatched.without_effect)
     if dispatched.shortened_to is not None:

@@ -284,6 +284,9 @@ class PreparedRace(Prepared[RaceDriver]):
         gate, refusal = dispatched.gate, self.asked.settings.degradations.refusal
         if gate is None or gate.obstacle:
             return gate
+        timeouts = self.asked.request.timeouts
+        if timeouts is not None and timeouts.total is not None:
+            gate = replace(gate, max_wait=min(gate.max_wait, timeouts.total / 2))
         refusals = {each.source: refusal(each.source) for each in dispatched.attempts if each.source != gate.source and each.wait is None}
         if refusals and all(error is not None for error in refusals.values()):
             return replace(gate, obstacle=f"{next(iter(refusals))} has refused another request")
@@ -314,7 +317,7 @@ class PreparedRace(Prepared[RaceDriver]):
         ``was_alone``: the device had no other answer when it was asked for this one.
         """
         settings, notes, machine = self.asked.settings, self.asked.notes, driver.machine
-        self._dispatcher.record(dispatched, machine, was_alone=was_alone, request_id=self.asked.log.request_id)
+        self._dispatcher.record(dispatched, machine, was_alone=was_alone, log=self.asked.log)
         settings.learn(EndedAnswer(dispatched.prompt_tokens, machine))
         note_race(settings.degradations, notes, driver)
         endpoints, model = settings.endpoints.endpoints, self.asked.request.model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from numbers import Real
 
 from msgspec import Struct
 
@@ -17,6 +18,7 @@ from streamco.policies.quality import MAX_TOKENS, AnswerFacts, LearnedScore, Per
 __all__ = ["Grader", "QualityGate", "why_not_graded"]
 
 _REMEMBERED = 1000  # answers that can still be rated
+_BLIND = 3  # answers without any probability after which no more are held
 
 
 class QualityGate(Struct, frozen=True, kw_only=True):
@@ -48,8 +50,8 @@ class QualityGate(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"quality gate: score: expected an object with score(facts), got {type(self.score).__name__}")
         if isinstance(self.tokens, bool) or not isinstance(self.tokens, int) or not 1 <= self.tokens <= MAX_TOKENS:
             raise ConfigError(f"quality gate: tokens: expected 1 to {MAX_TOKENS}, got {self.tokens!r}")
-        if isinstance(self.max_wait, bool) or not isinstance(self.max_wait, int | float) or not 0 <= self.max_wait <= 3600:
-            raise ConfigError(f"quality gate: max_wait: expected 0 to 3600 seconds, got {self.max_wait!r}")
+        if isinstance(self.max_wait, bool) or not isinstance(self.max_wait, int | float) or not 0 < self.max_wait <= 3600:
+            raise ConfigError(f"quality gate: max_wait: expected seconds above 0 and up to 3600, got {self.max_wait!r}")
 
 
 def why_not_graded(facts: RequestFacts, *, hedges: bool) -> str:
@@ -76,15 +78,19 @@ class Grader:
         self.account = BudgetSteering(budget)
         self.learned = learned or LearnedScore()
         self._threshold = SteeredThreshold()
-        self._answers: OrderedDict[str, AnswerFacts | None] = OrderedDict()
+        self._blind = 0  # answers in a row without any probability
+        self._answers: OrderedDict[str, tuple[str, AnswerFacts | None]] = OrderedDict()  # by their keys; with the ids of their requests
+        self._keys: dict[str, str] = {}  # of the latest answer to each id
 
     def share(self, other: Grader) -> None:
         """Share the ratings of another one, and the answers that can be rated."""
-        self.learned, self._answers = other.learned, other._answers
+        self.learned, self._answers, self._keys = other.learned, other._answers, other._keys
 
     @property
     def why_off(self) -> str:
         """Why no answer is graded, as a clause; "": answers are."""
+        if self._blind >= _BLIND:
+            return "it doesn't tell how sure it is of its tokens"
         if self._score is not self.learned or self.learned.is_ready:
             return ""
         return f"too few answers have been rated ({self.learned.labels} so far)"
@@ -130,28 +136,43 @@ class Grader:
             held: what the gate held; None: the answer wasn't graded.
             is_exempt: the budget doesn't count it.
         """
+        if held is not None and held.verdict is not None:
+            self._blind = 0 if held.graded_tokens else self._blind + 1
         self.account.settle(reservation, started=held is not None and held.asked is not None, exempt=is_exempt)
         decided = held is not None and (held.asked is not None or held.verdict == "sure")
         self._threshold.record(held.score if held is not None and decided else None, reservation.tokens)
 
-    def remember(self, request_id: str, facts: AnswerFacts | None) -> None:
+    def remember(self, key: str, request_id: str, facts: AnswerFacts | None) -> None:
         """Keep what is known of an answer until it is rated, or 1,000 later ones have come.
 
-        ``facts``: None: the device didn't write all of it.
+        Args:
+            key: names the answer alone.
+            request_id: names its request, as others may.
+            facts: None: the device didn't write all of it.
         """
-        self._answers[request_id] = facts
+        self._answers[key] = request_id, facts
+        self._keys[request_id] = key
         if len(self._answers) > _REMEMBERED:
-            self._answers.popitem(last=False)
+            self._forget(next(iter(self._answers)))
 
-    def rate(self, request_id: str, good: bool) -> bool:
+    def _forget(self, key: str) -> AnswerFacts | None:
+        request_id, facts = self._answers.pop(key)
+        if self._keys.get(request_id) == key:
+            del self._keys[request_id]
+        return facts
+
+    def rate(self, name: str, good: bool) -> bool:
         """Learn from an answer that somebody has rated; return False if nothing can be learned, because the device didn't write all of it.
+
+        ``name``: its key, or the id of its request, by which the latest one is meant.
 
         Raises:
             UsageError: the answer has been rated, or is none of the last 1,000.
         """
-        if request_id not in self._answers:
-            raise UsageError(f"rate: expected an answer that has ended, is one of the last 1,000 and was not rated yet, got {request_id!r}")
-        facts = self._answers.pop(request_id)
+        key = name if name in self._answers else self._keys.get(name, "")
+        if key not in self._answers:
+            raise UsageError(f"rate: expected an answer that has ended, is one of the last 1,000 and was not rated yet, got {name!r}")
+        facts = self._forget(key)
         if facts is None:
             return False
         self.learned.observe(facts, good)
@@ -159,9 +180,9 @@ class Grader:
 
     def _checked_score(self, facts: AnswerFacts) -> float | str:
         try:
-            found = self._score.score(facts)
+            found: object = self._score.score(facts)
         except Exception as error:  # noqa: BLE001  the caller's, and its text may quote anything
             return f"its score raised {type(error).__name__}"
-        if isinstance(found, bool) or not isinstance(found, int | float) or not 0.0 <= found <= 1.0:
+        if isinstance(found, bool) or not isinstance(found, Real) or not 0.0 <= float(found) <= 1.0:
             return f"expected a score of 0..1, got {shorten(repr(found))}"
         return float(found)
