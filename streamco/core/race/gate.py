@@ -28,6 +28,7 @@ class GatePlan(Struct, frozen=True, kw_only=True):
         min_score: lowest score of an answer that is good enough, 0..1.
         tokens: tokens that are held, at most.
         max_wait: seconds that the reader waits for another endpoint's first token, from the grade on.
+        until: seconds since the request after which the reader waits no longer, because the answer's whole time is limited; None: it isn't.
         obstacle: why no endpoint that the plan doesn't start anyway may be asked; "": it may.
     """
 
@@ -36,6 +37,7 @@ class GatePlan(Struct, frozen=True, kw_only=True):
     min_score: float
     tokens: int = 16
     max_wait: float = 5.0
+    until: float | None = None
     obstacle: str = ""
 
 
@@ -55,6 +57,7 @@ class HeldBeginning:
         passed_because: why an answer was delivered of which the device was unsure, as a clause; "": it wasn't.
         is_paused: the endpoint has stopped until it is known who answers.
         is_open: nothing is held back any more.
+        patience: seconds that the reader waits for another endpoint.
     """
 
     def __init__(self, plan: GatePlan) -> None:
@@ -69,6 +72,7 @@ class HeldBeginning:
         self.is_paused = False
         self.is_open = False
         self._probabilities: list[float] = []
+        self.patience = plan.max_wait
         self._deadline: float | None = None
 
     @property
@@ -117,10 +121,22 @@ class HeldBeginning:
             self.verdict, self.score = "sure" if found >= self.plan.min_score else "unsure", found
         return self.verdict != "unsure"
 
-    def wait(self, now: float, *, asked: str | None) -> None:
-        """Let the reader wait for another endpoint; ``asked``: the one that was asked for it."""
+    def has_time(self, at: float) -> bool:
+        """Return True if the reader may wait; ``at``: seconds since the request."""
+        return self.plan.until is None or at < self.plan.until
+
+    def wait(self, now: float, *, at: float, asked: str | None) -> None:
+        """Let the reader wait for another endpoint.
+
+        Args:
+            now: the present.
+            at: seconds since the request.
+            asked: the endpoint that was asked because of the score; None: none was.
+        """
         self.asked = asked
-        self._deadline = now + self.plan.max_wait
+        if self.plan.until is not None:
+            self.patience = min(self.patience, self.plan.until - at)
+        self._deadline = now + self.patience
 
     def open(self, because: str = "") -> None:
         """Hold nothing back from now on; ``because``: why, if the device was unsure and its answer is delivered."""

@@ -186,7 +186,7 @@ class RaceMachine:
                 for attempt in self.attempts.values():
                     if attempt.state is AttemptState.OPEN and not self._is_paused(attempt):
                         self._stop(attempt, LATE)
-                self._let_pass(now, f"no other endpoint had begun after {self.gate.plan.max_wait:g} s")
+                self._let_pass(now, f"no other endpoint had begun after {self.gate.patience:.3g} s")
         if self._orphaned is not None and now >= self._patience_ends:
             self._stop_waiting(now)
         self._release(now)
@@ -331,13 +331,14 @@ class RaceMachine:
         if gate.grade(is_complete=is_complete, at=now - self.began):
             self._let_pass(now)
             return
-        if alone := self._why_alone(gate):
-            self._let_pass(now, alone)
+        alone = self._why_alone(gate)
+        if alone or not gate.has_time(now - self.began):
+            self._let_pass(now, alone or "too little is left of the time for the whole answer")
             return
         device = self.attempts[gate.plan.source]
         is_asked = any(attempt.state is AttemptState.OPEN for attempt in self.attempts.values() if attempt is not device)
         asked = None if is_asked else self._start_next(now)
-        gate.wait(now, asked=None if asked is None else asked.source)
+        gate.wait(now, at=now - self.began, asked=None if asked is None else asked.source)
         if device.state is AttemptState.OPEN:
             gate.is_paused = True
             device.end_rating()

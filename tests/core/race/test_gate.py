@@ -233,6 +233,21 @@ def test_output_without_tokens_takes_the_place_of_an_unsure_answer() -> None:
     assert machine.winner == "server"
 
 
+def test_the_reader_waits_no_longer_than_the_whole_answers_time_allows() -> None:
+    plan = GatePlan(source="device", score=mean, min_score=0.5, tokens=HELD, max_wait=2.0, until=1.0)
+    for at, patience in ((0.4, 0.6), (1.0, None)):
+        machine = RaceMachine(RacePlan(attempts=(AttemptPlan("server", None), AttemptPlan("device", 0.0)), gate=plan, is_timed=True))
+        machine.start(now=0.0)
+        machine.receive(said("device", "a", "b", "c", "d", sure=0.2), now=at)
+        if patience is not None:
+            assert machine.next_deadline() == pytest.approx(at + patience)
+            machine.handle_deadline(now=at + patience)
+            assert held(machine).passed_because == "no other endpoint had begun after 0.6 s"
+        else:
+            assert held(machine).passed_because == "too little is left of the time for the whole answer"
+        assert machine.winner == "device"
+
+
 def test_a_second_server_is_asked_before_the_held_answer_is_delivered() -> None:
     machine = unsure(("server", None), ("device", 0.0), ("reserve", None))
     machine.receive(StreamFailed("server", FAILED), now=0.8)

@@ -286,7 +286,7 @@ class PreparedRace(Prepared[RaceDriver]):
             return gate
         timeouts = self.asked.request.timeouts
         if timeouts is not None and timeouts.total is not None:
-            gate = replace(gate, max_wait=min(gate.max_wait, timeouts.total / 2))
+            gate = replace(gate, until=timeouts.total / 2)
         refusals = {each.source: refusal(each.source) for each in dispatched.attempts if each.source != gate.source and each.wait is None}
         if refusals and all(error is not None for error in refusals.values()):
             return replace(gate, obstacle=f"{next(iter(refusals))} has refused another request")
