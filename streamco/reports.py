@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streamco.core.report import Opening, Report
-from streamco.core.report_parts import AnswerUsage, DispatchReport, EndpointReport, SpeculationFigures, SplitFigures
+from streamco.core.report_parts import AnswerUsage, DispatchReport, EndpointReport, Grade, SpeculationFigures, SplitFigures
 from streamco.core.totals import EndpointTotals, Totals
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "DispatchReport",
     "EndpointReport",
     "EndpointTotals",
+    "Grade",
     "Opening",
     "Report",
     "SpeculationFigures",

@@ -179,7 +179,7 @@ async def test_a_pause_counts_towards_the_limit_on_the_whole_answer() -> None:
     slow = DeviceEndpoint(FakeEngine(ANSWER, mode="thread", token_s=0.03, probability=0.3))
     async with opened(slow, server([(30.0, "S")]), mode=race(), budget=0.9) as client:
         stream = client.with_options(timeout=streamco.Timeouts(total=1.25)).stream("hello")
-        with pytest.raises(EndpointTimeoutError, match="whole answer within 1.25 s") as caught:
+        with pytest.raises(EndpointTimeoutError, match=r"whole answer within 1\.25 s") as caught:
             await tokens_text(stream)  # 0.48 s for the first tokens, a pause until half of the time is over, 0.72 s for the others
     assert ANSWER.startswith(caught.value.partial)
     assert caught.value.partial

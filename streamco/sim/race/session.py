@@ -22,7 +22,6 @@ from streamco.core.race.commands import (
     ResumeStream,
 )
 from streamco.core.race.machine import RaceMachine
-from streamco.errors import EndpointTimeoutError
 from streamco.events import Event, StreamCancelled
 from streamco.sim.driver import SimulatedMachine, call_at
 
@@ -154,8 +153,7 @@ class SimulatedRace(SimulatedMachine[Event, Command]):
                 self._streams[source].resume()
             case CancelStream(source, reason):
                 if reason == LATE and self._watch is not None:
-                    error = EndpointTimeoutError("expected the first token, got none", phase="first_token", limit=0.0, endpoint=source)
-                    self._watch.failed(source, error)
+                    self._watch.late(source)
                 self._streams[source].cancel(lambda: self.receive(StreamCancelled(source)))
             case DeliverTokens():
                 self.deliveries.append((self._env.now, command))

@@ -1,7 +1,7 @@
 """The client's side of dispatch: plans a race for each request, and learns from each race that has ended.
 
 The decisions are made in ``streamco.policies`` and ``streamco.core.race.learner``; this file collects the facts
-for them and keeps the account.
+for them and keeps the account. The file is longer than others, because all steps of one decision are read together.
 """
 
 from __future__ import annotations
@@ -25,25 +25,24 @@ from streamco.client.modes.race.attempt_plans import names_of_two_servers, plan_
 from streamco.client.modes.race.dispatch_record import DispatchRecord, endpoint_cost, known_prices
 from streamco.client.modes.race.endpoint_states import EndpointStates
 from streamco.client.modes.race.migration import MigrationOptions, MigrationPlanner, trusted_moves, wants_moves
-from streamco.client.modes.race.quality_gate import Grader, QualityGate, why_not_graded
+from streamco.client.modes.race.quality_gate import Grader, QualityGate, facts_of, why_alone, why_not_graded
 from streamco.client.request_facts import describe_request, facts_for_log
 from streamco.config import READING, check_share
 from streamco.core.race.attempt import Attempt, AttemptState
 from streamco.core.race.estimators import is_burst
-from streamco.core.race.gate import GatePlan
-from streamco.core.race.learner import DeviceTTFT, Learner, Plan, PromptLength, ServerTTFT, check_policy
+from streamco.core.race.learner import DeviceTTFT, Learner, PromptLength, ServerTTFT, check_policy
 from streamco.core.race.machine import RaceMachine
 from streamco.core.race.migration import MigrationPlan
 from streamco.core.report_parts import HandOver
 from streamco.endpoints.base import Endpoint, Request
 from streamco.endpoints.model_identity import have_same_model
 from streamco.errors import ConfigError, EndpointError
-from streamco.policies.budget_control import BURST, BudgetSteering, Reservation, check_burst, steer
+from streamco.policies.budget_control import BURST, BudgetSteering, check_burst, steer
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, device_costs
 from streamco.policies.device_constrained import TAIL
 from streamco.policies.dispatch import DeviceOnly, DispatchPolicy, ServerOnly, Side
 from streamco.policies.eligibility import Eligibility, Gate, RequestFacts, check_eligibility, restrict
-from streamco.policies.quality import AnswerFacts, LearnedScore
+from streamco.policies.quality import LearnedScore
 from streamco.profiles import ModelShape, Prices, Profile
 
 __all__ = ["DispatchOptions", "Dispatcher"]
@@ -317,7 +316,9 @@ class Dispatcher:
             without_effect=without_effect,
             shortened_to=shortened_length(facts, device) if eligibility.device else None,
             sides=names_of_two_servers(device, able or servers),
-            gate=self._plan_gate(facts, device, _why_alone(plan, reservation, server, resting)) if is_graded else None,
+            gate=self.grader.plan(facts, device, plan, why_alone(plan, reservation, server, resting))
+            if self.grader and is_graded
+            else None,
             gate_reservation=part,
             not_graded=not_graded,
             note=_note(unavailable) + "".join(f"; not for {server.name}" for server in servers if able and server not in able),
@@ -444,12 +445,6 @@ class Dispatcher:
             and not have_same_model(endpoints[each.source], endpoints[each.target], asked=model)
         ]
 
-    def _plan_gate(self, facts: RequestFacts, device: Endpoint | None, obstacle: str) -> GatePlan | None:
-        """Return the gate of an answer that both sides could give; None: nothing grades answers."""
-        if self.grader is None or device is None:
-            return None
-        return self.grader.plan(facts, device.name, is_limited=self._learner.constrained == "server", obstacle=obstacle)
-
     def _why_not_graded(self, facts: RequestFacts, eligibility: Eligibility) -> str:
         """Return why a device's answer to a request isn't graded, as a clause; "": it is, or nobody asked."""
         if self.grader is None:
@@ -484,7 +479,7 @@ class Dispatcher:
         if self.grader is not None and dispatched.gate_reservation is not None:
             self.grader.record(dispatched.gate_reservation, machine.gate, is_exempt=dispatched.is_exempt)
         if self.grader is not None and log is not None:
-            self.grader.remember(log.key, log.request_id, _facts(dispatched, machine, self.grader.options.tokens))
+            self.grader.remember(log.key, log.request_id, facts_of(dispatched, machine, self.grader.options.tokens))
         self._learner.observe(PromptLength(dispatched.prompt_tokens))
         self._migration.record(machine, frozenset([dispatched.device] if dispatched.device else []), dispatched.prompt_tokens)
         for attempt in attempts:
@@ -531,31 +526,6 @@ def _shape(device: Endpoint | None) -> ModelShape | None:
     if info is None:
         return None
     return ModelShape(layers=info.layers, width=info.width, ffn_width=info.ffn_width, vocabulary=info.vocabulary_size, heads=info.heads)
-
-
-def _facts(dispatched: DispatchRecord, machine: RaceMachine, tokens: int) -> AnswerFacts | None:
-    """Return what is known of an answer that the device has written from beginning to end; None: it hasn't, or nothing is known.
-
-    ``tokens``: those that a score is made of, at most.
-    """
-    attempt = machine.attempts.get(dispatched.device or "")
-    if attempt is None or attempt.state is not AttemptState.ENDED or not attempt.has_won or not attempt.confidence.first:
-        return None
-    return AnswerFacts(
-        probabilities=tuple(attempt.confidence.first[:tokens]),
-        is_complete=attempt.tokens <= tokens,
-        prompt_tokens=dispatched.prompt_tokens,
-        task=dispatched.facts.task,
-    )
-
-
-def _why_alone(plan: Plan, reservation: Reservation, server: Endpoint | None, resting: Mapping[str, str]) -> str:
-    """Return why a server must not be asked because of a low score, as a clause; "": it may."""
-    if server is None:
-        return "there is no server"
-    if plan.constrained == "server" and not reservation.is_allowed:
-        return "the budget is spent"
-    return f"{server.name} rests, because {resting[server.name]}" if server.name in resting else ""
 
 
 def _passes(gate: Gate | None, facts: RequestFacts) -> bool:

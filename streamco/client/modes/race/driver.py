@@ -18,6 +18,7 @@ from streamco.client.delivery_queue import DeliveryQueue
 from streamco.client.driver import Batch
 from streamco.client.error_translation import FailedStream, FinishedStream, as_failure, as_raised, failure_of
 from streamco.client.modes.race.bill import has_counted
+from streamco.client.modes.race.continuing import continued, count_text
 from streamco.client.modes.race.dispatch_record import DispatchRecord
 from streamco.client.modes.race.endpoint_states import Watch
 from streamco.client.modes.race.report import build_cost, build_opening, build_report, describe_usage, with_split_figures
@@ -43,7 +44,6 @@ from streamco.endpoints.base import (
     Endpoint,
     EndpointStream,
     Request,
-    TextCounter,
     WrittenStream,
     changes_of,
     graded,
@@ -55,7 +55,7 @@ from streamco.endpoints.base import (
     watch_retries,
 )
 from streamco.endpoints.continuation import split_trailing_whitespace
-from streamco.errors import EndpointError, EndpointTimeoutError, EngineError, StreamcoError, UsageError
+from streamco.errors import EndpointError, StreamcoError, UsageError
 from streamco.events import (
     AbilitiesFound,
     Event,
@@ -272,7 +272,7 @@ class RaceDriver(TaskDriver[Event, Command]):
                 self._direct = None
                 self._continue(source, partial)
             case PrepareStream(source, partial):
-                self._open(source, replace(_continued(self.request, partial, None), prefill_only=True))
+                self._open(source, replace(continued(self.request, partial, None), prefill_only=True))
             case PauseStream(source):
                 self._stopped[source] = self._loop.create_future(), now
                 pause(self._streams[source])
@@ -282,7 +282,7 @@ class RaceDriver(TaskDriver[Event, Command]):
                 stopped.set_result(None)
             case CancelStream(source, reason):
                 if reason == LATE and self._watch is not None:
-                    self._watch.failed(source, _late(source, now - (self.machine.attempts[source].opened or 0.0) - self.machine.began))
+                    self._watch.late(source)
                 if self._direct is not None and self._direct[0] == source:
                     self._direct = None
                 self._cancel_soon(source)
@@ -301,7 +301,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         """Let an endpoint continue the answer, or end it if it has as many tokens as it may."""
         limit, written = self.request.sampling.max_tokens, self._count_written(source, partial)
         if limit is None or written is None or written < limit:
-            self._open(source, _continued(self.request, partial, written))
+            self._open(source, continued(self.request, partial, written))
         else:
             self._start_reading(source, FinishedStream(source, "length"))
 
@@ -317,12 +317,12 @@ class RaceDriver(TaskDriver[Event, Command]):
         if partial.is_counted and partial.vocabulary is not None and partial.vocabulary == self.machine.attempts[target].plan.vocabulary:
             return partial.tokens
         text, _ = split_trailing_whitespace(partial.text)
-        if (count := _count_text(self._endpoints[target], text)) is not None:
+        if (count := count_text(self._endpoints[target], text)) is not None:
             return count.tokens
         if partial.is_counted:
             return partial.tokens - partial.blank_tokens
         for hand_over in self.machine.hand_overs[-1:]:
-            if (count := _count_text(self._endpoints[hand_over.source], text)) is not None:
+            if (count := count_text(self._endpoints[hand_over.source], text)) is not None:
                 return count.tokens
         self.unlimited = target
         return None
@@ -341,7 +341,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         written = stream.written()
         if written.has_ids:
             self._counts[attempt] = TextCount(attempt.tokens, "token ids")
-        elif written.text and (count := _count_text(self._endpoints[source], written.text)) is not None:
+        elif written.text and (count := count_text(self._endpoints[source], written.text)) is not None:
             self._counts[attempt] = count
 
     def _open(self, source: str, request: Request) -> None:
@@ -493,32 +493,3 @@ class RaceDriver(TaskDriver[Event, Command]):
         if self.machine.text or not isinstance(stream, WrittenStream):
             return self.machine.text
         return stream.written().text or ""
-
-
-def _late(source: str, seconds: float) -> EndpointTimeoutError:
-    text = f"expected the first token within {seconds:.1f} s, got none"
-    return EndpointTimeoutError(text, phase="first_token", limit=seconds, endpoint=source)
-
-
-def _count_text(endpoint: Endpoint, text: str) -> TextCount | None:
-    """Return the tokens of a text in an endpoint's vocabulary; None: the endpoint can't say."""
-    try:
-        return endpoint.count_text(text) if isinstance(endpoint, TextCounter) else None
-    except EngineError:
-        return None  # the model has failed, or was closed: an answer that is asked of it gets the error
-
-
-def _continued(request: Request, partial: Partial, written: int | None) -> Request:
-    """Return the request for an endpoint that continues its answer; an answer of which nothing was seen starts from the beginning.
-
-    Args:
-        request: the request to the endpoint that began.
-        partial: the answer so far.
-        written: tokens of it that count against ``max_tokens``; None: the limit stays, because an estimate could cut the answer short.
-    """
-    if not partial.text and not partial.ids:
-        return request
-    limit = request.sampling.max_tokens
-    if limit is None or written is None:
-        return replace(request, partial=partial)
-    return replace(request, partial=partial, sampling=replace(request.sampling, max_tokens=limit - written))

@@ -9,7 +9,7 @@ from streamco.client.answer_log import describe_error
 from streamco.core.race.breaker import Breaker, rests_after
 from streamco.core.race.device_queue import DeviceQueue
 from streamco.endpoints.base import Endpoint
-from streamco.errors import EndpointError
+from streamco.errors import EndpointError, EndpointTimeoutError
 from streamco.events import Event, StreamCancelled, StreamEnded, StreamFailed, StreamRetrying, TokensReceived
 from streamco.machine_driver import clock_of
 
@@ -112,6 +112,12 @@ class Watch:
             if name == self._device:
                 self._queue.begin_again(self, now=self._clock())
         self._end_trial(name)
+
+    def late(self, name: str) -> None:
+        """Record that an endpoint was given up, because its first token had kept the reader waiting for too long."""
+        seconds = self._clock() - self._asked.get(name, self._clock())
+        text = f"expected the first token within {seconds:.1f} s, got none"
+        self.failed(name, EndpointTimeoutError(text, phase="first_token", limit=seconds, endpoint=name))
 
     def answered(self, name: str) -> None:
         """Record tokens; the first ones show that an endpoint works, if it hasn't failed for another answer since it was asked."""

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 
 from msgspec import Struct
 
+from streamco.client.modes.race.dispatch_record import DispatchRecord
 from streamco.config import check_share
+from streamco.core.race.attempt import AttemptState
 from streamco.core.race.gate import GatePlan, HeldBeginning
+from streamco.core.race.learner import Plan
+from streamco.core.race.machine import RaceMachine
+from streamco.endpoints.base import Endpoint
 from streamco.errors import ConfigError, UsageError, shorten
 from streamco.policies.budget_control import BudgetSteering, Reservation
 from streamco.policies.eligibility import RequestFacts
 from streamco.policies.quality import MAX_TOKENS, AnswerFacts, LearnedScore, Perplexity, Score, SteeredThreshold
 
-__all__ = ["Grader", "QualityGate", "why_not_graded"]
+__all__ = ["Grader", "QualityGate", "facts_of", "why_alone", "why_not_graded"]
 
 _REMEMBERED = 1000  # answers that can still be rated
 _BLIND = 3  # answers without any probability after which no more are held
@@ -101,15 +106,17 @@ class Grader:
             return self.options.score
         return self.learned if self.options.min_score is None else Perplexity()
 
-    def plan(self, facts: RequestFacts, source: str, *, is_limited: bool, obstacle: str) -> GatePlan:
-        """Return the gate of an answer.
+    def plan(self, facts: RequestFacts, device: Endpoint | None, plan: Plan, obstacle: str) -> GatePlan | None:
+        """Return the gate of an answer; None: there is no device.
 
         Args:
             facts: of its request.
-            source: the device's name.
-            is_limited: the budget limits servers.
+            device: the device.
+            plan: the dispatch plan, which says which side the budget limits.
             obstacle: as in ``GatePlan``.
         """
+        if device is None:
+            return None
         options = self.options
 
         def score(probabilities: Sequence[float], is_complete: bool) -> float | str:
@@ -118,9 +125,9 @@ class Grader:
             )
             return self._checked_score(given)
 
-        share = self.account.budget if is_limited else 1.0
+        share = self.account.budget if plan.constrained == "server" else 1.0
         return GatePlan(
-            source=source,
+            source=device.name,
             score=score,
             min_score=self._threshold.threshold(share) if options.min_score is None else options.min_score,
             tokens=options.tokens,
@@ -186,3 +193,28 @@ class Grader:
         if isinstance(found, bool) or not isinstance(found, Real) or not 0.0 <= float(found) <= 1.0:
             return f"expected a score of 0..1, got {shorten(repr(found))}"
         return float(found)
+
+
+def facts_of(dispatched: DispatchRecord, machine: RaceMachine, tokens: int) -> AnswerFacts | None:
+    """Return what is known of an answer that the device has written from beginning to end; None: it hasn't, or nothing is known.
+
+    ``tokens``: those that a score is made of, at most.
+    """
+    attempt = machine.attempts.get(dispatched.device or "")
+    if attempt is None or attempt.state is not AttemptState.ENDED or not attempt.has_won or not attempt.confidence.first:
+        return None
+    return AnswerFacts(
+        probabilities=tuple(attempt.confidence.first[:tokens]),
+        is_complete=attempt.tokens <= tokens,
+        prompt_tokens=dispatched.prompt_tokens,
+        task=dispatched.facts.task,
+    )
+
+
+def why_alone(plan: Plan, reservation: Reservation, server: Endpoint | None, resting: Mapping[str, str]) -> str:
+    """Return why a server must not be asked because of a low score, as a clause; "": it may."""
+    if server is None:
+        return "there is no server"
+    if plan.constrained == "server" and not reservation.is_allowed:
+        return "the budget is spent"
+    return f"{server.name} rests, because {resting[server.name]}" if server.name in resting else ""

@@ -1,0 +1,35 @@
+"""The request for an endpoint that goes on with an answer."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from streamco.endpoints.base import Endpoint, Request, TextCounter
+from streamco.errors import EngineError
+from streamco.events import Partial, TextCount
+
+__all__ = ["continued", "count_text"]
+
+
+def count_text(endpoint: Endpoint, text: str) -> TextCount | None:
+    """Return the tokens of a text in an endpoint's vocabulary; None: the endpoint can't say."""
+    try:
+        return endpoint.count_text(text) if isinstance(endpoint, TextCounter) else None
+    except EngineError:
+        return None  # the model has failed, or was closed: an answer that is asked of it gets the error
+
+
+def continued(request: Request, partial: Partial, written: int | None) -> Request:
+    """Return the request for an endpoint that continues its answer; an answer of which nothing was seen starts from the beginning.
+
+    Args:
+        request: the request to the endpoint that began.
+        partial: the answer so far.
+        written: tokens of it that count against ``max_tokens``; None: the limit stays, because an estimate could cut the answer short.
+    """
+    if not partial.text and not partial.ids:
+        return request
+    limit = request.sampling.max_tokens
+    if limit is None or written is None:
+        return replace(request, partial=partial)
+    return replace(request, partial=partial, sampling=replace(request.sampling, max_tokens=limit - written))
