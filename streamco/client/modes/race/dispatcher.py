@@ -294,8 +294,8 @@ class Dispatcher:
             decision = replace(decision, reason=f"{decision.reason}, and the budget is spent: borrowed")
         rested = spare_resting(decision, eligibility, device, able, resting)
         is_exempt, decision = is_exempt or rested is not decision, rested
-        loggable = facts_for_log(facts)
-        logged_reason = check(loggable).reason if decision.reason == eligibility.reason and loggable is not facts else ""
+        loggable = facts_for_log(facts) if decision.reason == eligibility.reason else facts
+        logged_reason = check(loggable).reason if loggable is not facts else ""
         attempts = plan_attempts(decision, eligibility, device, able)
         return DispatchRecord(
             decision,

@@ -282,11 +282,11 @@ class PreparedRace(Prepared[RaceDriver]):
     def _gate(self, dispatched: DispatchRecord) -> GatePlan | None:
         """Return the answer's gate, which asks no server that has just refused another request."""
         gate, refusal = dispatched.gate, self.asked.settings.degradations.refusal
+        timeouts = self.asked.request.timeouts
+        if gate is not None and timeouts is not None and timeouts.total is not None:
+            gate = replace(gate, until=timeouts.total / 2)
         if gate is None or gate.obstacle:
             return gate
-        timeouts = self.asked.request.timeouts
-        if timeouts is not None and timeouts.total is not None:
-            gate = replace(gate, until=timeouts.total / 2)
         refusals = {each.source: refusal(each.source) for each in dispatched.attempts if each.source != gate.source and each.wait is None}
         if refusals and all(error is not None for error in refusals.values()):
             return replace(gate, obstacle=f"{next(iter(refusals))} has refused another request")
