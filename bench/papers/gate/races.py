@@ -80,7 +80,7 @@ def play(answers: Sequence[Answer], options: DispatchOptions, service: PackagedS
     order = Random(seed).sample(answers, len(answers))
     for number, answer in enumerate([*order[-WARM_UP:], *order]):
         rng = Random(f"{seed} {answer.task} {answer.question} {number < WARM_UP}")
-        length = SimulatedAnswer(prompt_tokens=answer.prompt_tokens, tokens=len(answer.chosen), probabilities=answer.chosen[:16])
+        length = SimulatedAnswer(prompt_tokens=answer.prompt_tokens, tokens=len(answer.told), probabilities=answer.told[:16])
         outcome = client.run(RequestDraw(length, service.draw(rng), f"{seed} {number}"))
         if number >= WARM_UP:
             gate = outcome.machine.gate

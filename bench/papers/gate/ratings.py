@@ -75,8 +75,8 @@ def ratings_of(answers: Sequence[Answer]) -> dict[str, Ratings]:
 
 def _facts(answer: Answer, knows_task: bool) -> AnswerFacts:
     return AnswerFacts(
-        probabilities=answer.chosen[:MAX_TOKENS],
-        is_complete=len(answer.chosen) <= MAX_TOKENS,
+        probabilities=answer.told[:MAX_TOKENS],
+        is_complete=len(answer.told) <= MAX_TOKENS,
         prompt_tokens=answer.prompt_tokens,
         task=answer.task if knows_task else None,
     )
@@ -147,6 +147,7 @@ def rated_lines(answers: Sequence[Answer], others: Mapping[str, Floats]) -> Iter
     ratings = ratings_of(answers)
     learned = {name: held_out(answers, each) for name, each in ratings.items()}
     words = {f"the prompt's words, {name}": tf_idf(answers, good) for name, good in good_answers(answers).items()}
+    others = {"perplexity without the end": perplexity(answers), **others}
     scores = {**others, **words, **{f"learned, {name}": each for name, each in learned.items()}}
     yield from compare_lines(answers, scores, {f"less {name}": each for name, each in others.items()})
     for table in (_curve(answers, ratings), _streams(answers, ratings), _calibration(answers, ratings, learned)):

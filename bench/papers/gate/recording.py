@@ -60,6 +60,11 @@ class Answer(Struct, frozen=True, kw_only=True):
     agreement: float
     words: tuple[int, ...] = ()
 
+    @property
+    def told(self) -> tuple[float, ...]:
+        """The probabilities that a client is told: without that of the end, if the answer has one."""
+        return self.chosen[:-1] if 1 < len(self.chosen) < self.max_tokens else self.chosen
+
 
 def read_answers(path: Path = RECORDED) -> list[Answer]:
     """Return what was recorded, in the order of the file."""
