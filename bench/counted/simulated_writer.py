@@ -181,6 +181,12 @@ class _WriterStream:
         self._is_cancelled = False
         call_at(env, writer.first, self._go_on)
 
+    def pause(self) -> None:
+        raise AssertionError("only a gate pauses")
+
+    def resume(self) -> None:
+        raise AssertionError("only a gate pauses")
+
     def cancel(self, released: Callable[[], None]) -> None:
         self._is_cancelled = True
         call_at(self._env, self._writer.cancel_takes, released)

@@ -69,6 +69,12 @@ class Merged:
     def cancel(self) -> None:
         self.inner.cancel()
 
+    def pause(self) -> None:
+        self.inner.pause()
+
+    def resume(self) -> None:
+        self.inner.resume()
+
 
 def merging_engine(words: int, seed: int) -> FakeEngine:
     engine = FakeEngine("word " * words, context_tokens=2 * words)

@@ -13,7 +13,7 @@ from streamco import QualityGate, Race
 from streamco.endpoints.base import Request
 from streamco.endpoints.confidences import take_confidences
 from streamco.endpoints.local_server import LocalServerEndpoint
-from streamco.events import TokenConfidence, TokensReceived
+from streamco.events import TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 from streamco.testing import RecordedRequest, ScriptedResponse, ScriptedServer, json_answer
 from streamco.testing.responses import sse_event
@@ -72,7 +72,8 @@ async def test_a_graded_answer_has_confidences_and_the_caller_gets_what_it_asked
     assert not any(event.confidences for event in plain)
     for events in (graded, asked):
         sure = [each for event in events for each in event.confidences]
-        assert sure == [TokenConfidence(pytest.approx(0.25), False), TokenConfidence(pytest.approx(0.25), True)]
+        assert [each.probability for each in sure] == pytest.approx([0.25, 0.25])
+        assert [each.ends_sentence for each in sure] == [False, True]
     for events, has in ((graded, False), (asked, True)):
         assert any(choice.logprobs for event in events for chunk in event.chunks for choice in chunk.choices) is has
 
@@ -107,4 +108,4 @@ def test_what_is_no_log_probability_is_left_out() -> None:
     odd: list[Any] = [None, [], {}, {"content": None}, {"content": [None, {}, {"logprob": None}, {"logprob": "x"}, {"logprob": 2.0}]}]
     assert take_confidences([chunk(each) for each in odd], strips=False) == ()
     (found,) = take_confidences([chunk({"content": [{"logprob": -1.5}]})], strips=True)
-    assert found == TokenConfidence(pytest.approx(exp(-1.5)), False)
+    assert found.probability == pytest.approx(exp(-1.5))

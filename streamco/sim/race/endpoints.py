@@ -4,7 +4,7 @@ They know how long the answer is and not its words, so every token is the same c
 simulate, so hundreds of thousands can be run. ``bench/counted/simulated_writer.py`` has an endpoint that writes text.
 
 Each endpoint counts its own work. Tokens that it read and made for a lost race, after a migration or while a cancel was on its way are
-counted, even if the client never receives them.
+counted, even if the client never receives them. The file is longer than others, because the streams of both are alike but for their ends.
 """
 
 from __future__ import annotations
