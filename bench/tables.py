@@ -6,10 +6,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-__all__ = ["Means", "format_table", "means_of", "replace_marked", "replace_table", "run_all", "show_table", "table_lines"]
+__all__ = ["Means", "format_table", "means_of", "replace_marked", "replace_table", "run_all", "show_table", "show_tables"]
+__all__ += ["table_lines"]
 
 Means = Mapping[tuple[Any, ...], Mapping[Any, float]]
 """Of one figure: by the values of all swept settings but one, then by that one's."""
@@ -50,6 +52,17 @@ def replace_marked(page: str, name: str, text: str) -> str:
     if not found or not closed:
         raise ValueError(f"page: expected the marks {begin} and {end}, got none")
     return f"{before}{begin}{text}{end}{after}"
+
+
+def show_tables(tables: Mapping[str, str], page: Path | None) -> None:
+    """Print tables, or put each between the marks of its name on a page."""
+    if page is None:
+        print("\n\n".join(tables.values()))
+        return
+    text = page.read_text(encoding="utf-8")
+    for name, lines in tables.items():
+        text = replace_table(text, name, lines)
+    page.write_text(text, encoding="utf-8")
 
 
 def replace_table(page: str, name: str, text: str) -> str:

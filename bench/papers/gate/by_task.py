@@ -16,7 +16,7 @@ import numpy as np
 from bench.papers.gate.recording import Answer, read_answers
 from bench.papers.gate.routing import measure
 from bench.papers.gate.signals import PLAIN
-from bench.tables import replace_table
+from bench.tables import show_tables
 
 __all__ = ["apgr_table", "doubted_at", "main", "moves_table"]
 
@@ -75,13 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--update", type=Path, metavar="PAGE", help="put the tables between the marks of this page")
     options = parser.parse_args(arguments)
     tables = {"gate by task": "\n".join(apgr_table(read_answers())), "gate doubts": "\n".join(moves_table(read_answers()))}
-    if options.update is None:
-        print("\n\n".join(tables.values()))
-        return
-    page = options.update.read_text(encoding="utf-8")
-    for mark, lines in tables.items():
-        page = replace_table(page, mark, lines)
-    options.update.write_text(page, encoding="utf-8")
+    show_tables(tables, options.update)
 
 
 if __name__ == "__main__":

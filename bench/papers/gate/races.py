@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.papers.gate.recording import Answer, read_answers
-from bench.tables import replace_table
+from bench.tables import show_tables
 from bench.tasks.intervals import draw_weights, interval_of
 from streamco.client.modes.race.dispatcher import Dispatcher, DispatchOptions
 from streamco.client.modes.race.quality_gate import QualityGate
@@ -153,13 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for contender, made in CONTENDERS.items()
         }
     tables = {"gate times": "\n".join(times_table(found)), "gate quality": "\n".join(quality_table(found))}
-    if options.update is None:
-        print("\n\n".join(tables.values()))
-        return
-    page = options.update.read_text(encoding="utf-8")
-    for mark, lines in tables.items():
-        page = replace_table(page, mark, lines)
-    options.update.write_text(page, encoding="utf-8")
+    show_tables(tables, options.update)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from streamco.core.race.machine import Fatal, RaceMachine, RacePlan
 from streamco.errors import EndpointConnectError, EndpointError, EndpointStatusError, EndpointTimeoutError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, StreamRetrying, TokenConfidence, TokensReceived
 from streamco.testing.endpoint import text_chunk
+from tests.core.race.test_machine import text_of
 
 HELD = 4
 
@@ -54,16 +55,6 @@ def make(
 def said(source: str, *words: str, sure: float | None = None) -> TokensReceived:
     known = () if sure is None else tuple(TokenConfidence(sure, ends_sentence=False) for _ in words)
     return TokensReceived(source, [text_chunk(word) for word in words], len(words), known)
-
-
-def text_of(commands: Sequence[Command]) -> str:
-    return "".join(
-        choice.delta.content or ""
-        for command in commands
-        if isinstance(command, DeliverTokens)
-        for chunk in command.chunks
-        for choice in chunk.choices
-    )
 
 
 def held(machine: RaceMachine) -> HeldBeginning:
