@@ -19,6 +19,7 @@ from streamco.testing import RecordedRequest, ScriptedResponse, ScriptedServer, 
 from streamco.testing.responses import sse_event
 from tests.client.helpers import server as remote
 from tests.client.helpers import tokens_text
+from tests.support.peer_servers import running_peer
 
 HELLO = Request(messages=[{"role": "user", "content": "hello"}])
 WORDS = ("Hello ", "world.")
@@ -99,6 +100,20 @@ async def test_a_gate_grades_a_device_behind_a_url(probability: float, text: str
             assert await tokens_text(stream) == text
             assert stream.report.grade is not None
             assert stream.report.grade.score == pytest.approx(probability)
+
+
+@pytest.mark.peer
+@pytest.mark.model
+@pytest.mark.parametrize(("kind", "tells"), [("xllamacpp", True), ("llama-cpp-python", False)])
+async def test_what_real_servers_tell(kind: str, tells: bool) -> None:
+    with running_peer(kind) as url:
+        device = LocalServerEndpoint(url.removesuffix("/v1"))
+        race = Race(policy="device-first", quality=QualityGate(min_score=0.0))
+        async with streamco.Client(device, remote([(0.0, "S")]), mode=race, budget=0.9) as client:
+            stream = client.stream("Name three rivers.", max_tokens=24, temperature=0)
+            assert await tokens_text(stream)
+            assert stream.report.grade is not None
+            assert (stream.report.grade.verdict, stream.report.grade.tokens) == (("sure", 16) if tells else ("not graded", 0))
 
 
 def test_what_is_no_log_probability_is_left_out() -> None:
