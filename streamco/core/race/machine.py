@@ -42,6 +42,7 @@ from streamco.openai_types import ChatCompletionChunk
 
 __all__ = ["Fatal", "OnFailure", "RaceMachine", "RacePlan"]
 
+_EPSILON = 1e-6  # seconds; sums of floats differ
 _PATIENCE = 1.0  # seconds that a hand-over waits until it is known what the endpoints that are left can do
 
 Fatal = Literal["none", "refusals", "all"]
@@ -185,7 +186,7 @@ class RaceMachine:
             if self.gate is not None and self._has_second_choice() and now >= (self.gate.deadline or now):
                 for attempt in self.attempts.values():
                     if attempt.state is AttemptState.OPEN and not self._is_paused(attempt):
-                        self._stop(attempt, LATE)
+                        self._stop(attempt, LATE if self._had_time(attempt, self.gate, now) else "lost")
                 self._let_pass(now, f"no other endpoint had begun after {self.gate.patience:.3g} s")
         if self._orphaned is not None and now >= self._patience_ends:
             self._stop_waiting(now)
@@ -336,13 +337,19 @@ class RaceMachine:
             self._let_pass(now, alone or "too little is left of the time for the whole answer")
             return
         device = self.attempts[gate.plan.source]
-        is_asked = any(attempt.state is AttemptState.OPEN for attempt in self.attempts.values() if attempt is not device)
+        others = [attempt for attempt in self.attempts.values() if attempt is not device and attempt.state is AttemptState.OPEN]
+        is_asked = any(attempt.trouble is None for attempt in others)
         asked = None if is_asked else self._start_next(now)
         gate.wait(now, at=now - self.began, asked=None if asked is None else asked.source)
         if device.state is AttemptState.OPEN:
             gate.is_paused = True
             device.end_rating()
             self._commands.append(PauseStream(device.source))
+
+    def _had_time(self, attempt: Attempt, gate: HeldBeginning, now: float) -> bool:
+        """Return True if the reader has waited for this attempt for as long as for any; one that was asked later is not to blame."""
+        opened = now if attempt.opened is None else self.began + attempt.opened
+        return now - opened >= gate.plan.max_wait - _EPSILON
 
     def _why_alone(self, gate: HeldBeginning) -> str:
         """Return why no other endpoint can answer in the device's place, as a clause; "": one can."""
@@ -449,7 +456,11 @@ class RaceMachine:
         if not self.plan.hedges and any(other.state is AttemptState.WAITING for other in others):
             attempt.fail(now - self.began, event.error)
             self._stop(attempt, "asked elsewhere")
-        self._start_next(now)
+        begun = self._start_next(now)
+        is_last = not any(other.state is AttemptState.OPEN and not self._is_paused(other) for other in others)
+        is_late = self.gate is not None and now + event.wait >= (self.gate.deadline or now)
+        if begun is None and is_last and is_late and self._has_second_choice():
+            self._let_pass(now, "no other endpoint will begin in time")
 
     def _is_fatal(self, failed: Attempt, error: EndpointError) -> bool:
         """Return True if this failure must not be made up for by another endpoint.
@@ -658,8 +669,9 @@ class RaceMachine:
         attempts = self.attempts.values()
         if self.finished is not None:
             return
-        if self._has_second_choice() and not any(attempt.may_begin for attempt in attempts if not self._is_paused(attempt)):
-            self._let_pass(now, "no other endpoint gave an answer")
+        if self._has_second_choice():
+            if not any(attempt.may_begin for attempt in attempts if not self._is_paused(attempt)):
+                self._let_pass(now, "no other endpoint gave an answer")
             return
         if any(attempt.state is AttemptState.OPEN for attempt in attempts):
             return
