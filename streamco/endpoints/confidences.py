@@ -13,7 +13,7 @@ __all__ = ["take_confidences"]
 
 
 def take_confidences(chunks: Iterable[ChatCompletionChunk], *, strips: bool) -> tuple[TokenConfidence, ...]:
-    """Return how sure the model was of each token of the first choice; tokens without a number are left out.
+    """Return how sure the model was of each token of the first choice; thinking, and tokens without a number, are left out.
 
     Args:
         chunks: chunks in order.
@@ -23,6 +23,8 @@ def take_confidences(chunks: Iterable[ChatCompletionChunk], *, strips: bool) -> 
     for chunk in chunks:
         for choice in chunk.choices[:1]:
             content = choice.logprobs.get("content") if isinstance(choice.logprobs, dict) else None
+            if (choice.delta.reasoning_content or choice.delta.reasoning) and not choice.delta.content:
+                content = None
             for entry in content if isinstance(content, list) else ():
                 logprob = entry.get("logprob") if isinstance(entry, dict) else None
                 if isinstance(logprob, int | float) and logprob <= 0.0:

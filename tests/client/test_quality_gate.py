@@ -159,6 +159,13 @@ async def test_a_device_that_never_tells_is_not_asked_any_more() -> None:
     assert notes[-1] == ["device's answer isn't graded, because it doesn't tell how sure it is of its tokens"]
 
 
+async def test_a_limit_on_one_answer_puts_no_server_to_rest_for_others() -> None:
+    gate = race(QualityGate(min_score=0.7, max_wait=30.0))
+    async with opened(engine(0.3), server([(0.7, "S")]), mode=gate, budget=0.9) as client:
+        assert await ask(client.with_options(timeout=streamco.Timeouts(total=1.0))) == ANSWER
+        assert await ask(client) == "S"
+
+
 async def test_a_server_that_kept_the_reader_waiting_rests() -> None:
     gate = race(QualityGate(min_score=0.7, max_wait=0.1))
     async with opened(engine(0.3), remote := server([(30.0, "S")]), mode=gate, budget=0.9) as client:

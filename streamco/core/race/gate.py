@@ -15,6 +15,8 @@ from streamco.events import TokensReceived
 
 __all__ = ["GatePlan", "HeldBeginning", "Verdict"]
 
+_FIRST = 4  # tokens; if nothing is told of them, nothing will be
+
 Verdict = Literal["sure", "unsure", "not graded"]
 
 
@@ -57,6 +59,7 @@ class HeldBeginning:
         passed_because: why an answer was delivered of which the device was unsure, as a clause; "": it wasn't.
         is_paused: the endpoint has stopped until it is known who answers.
         is_open: nothing is held back any more.
+        thinks: the answer began with a model's thinking, which is not graded.
         patience: seconds that the reader waits for another endpoint.
     """
 
@@ -71,6 +74,8 @@ class HeldBeginning:
         self.passed_because = ""
         self.is_paused = False
         self.is_open = False
+        self.thinks = False
+        self._text_tokens = 0
         self._probabilities: list[float] = []
         self.patience = plan.max_wait
         self._deadline: float | None = None
@@ -82,8 +87,14 @@ class HeldBeginning:
 
     @property
     def is_ready(self) -> bool:
-        """True if no more tokens are needed for the score, or none would help: the endpoint doesn't tell how sure it is of them."""
-        return self.tokens >= self.plan.tokens or (self.tokens > 0 and not self._probabilities)
+        """True if no more tokens are needed for the score, or none would help."""
+        needed = self.plan.tokens if self._probabilities else min(_FIRST, self.plan.tokens)
+        return self.thinks or self._text_tokens >= needed
+
+    @property
+    def is_blind(self) -> bool:
+        """True if text was graded of which the endpoint told nothing; a single token may lack its probability."""
+        return self.verdict is not None and self._text_tokens > 1 and not self.thinks and not self._probabilities
 
     @property
     def waits(self) -> bool:
@@ -102,7 +113,12 @@ class HeldBeginning:
     def take(self, event: TokensReceived) -> None:
         """Take tokens of the answer's beginning."""
         self.tokens += event.tokens
-        if self.verdict is None:
+        for choice in (choice for chunk in event.chunks for choice in chunk.choices[:1]):
+            if choice.delta.content:
+                self._text_tokens += event.tokens
+                break
+            self.thinks = self.thinks or bool((choice.delta.reasoning_content or choice.delta.reasoning or "").strip())
+        if self.verdict is None and not self.thinks:
             self._probabilities += (each.probability for each in event.confidences)
 
     def grade(self, *, is_complete: bool, at: float) -> bool:
@@ -113,7 +129,10 @@ class HeldBeginning:
             at: seconds since the request.
         """
         given = self._probabilities[: self.plan.tokens]
-        found = self.plan.score(given, is_complete) if given else "it doesn't tell how sure it is of its tokens"
+        if self.thinks:
+            found: float | str = "it thinks before it answers"
+        else:
+            found = self.plan.score(given, is_complete) if given else "it doesn't tell how sure it is of its tokens"
         self.graded_at = at
         if isinstance(found, str):
             self.verdict, self.unscored_because = "not graded", found

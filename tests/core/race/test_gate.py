@@ -23,6 +23,7 @@ from streamco.core.race.gate import GatePlan, HeldBeginning
 from streamco.core.race.machine import Fatal, RaceMachine, RacePlan
 from streamco.errors import EndpointConnectError, EndpointError, EndpointStatusError, EndpointTimeoutError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, StreamRetrying, TokenConfidence, TokensReceived
+from streamco.openai_types import ChoiceDelta
 from streamco.testing.endpoint import text_chunk
 from tests.core.race.test_machine import text_of
 
@@ -39,10 +40,11 @@ def make(
     obstacle: str = "",
     explore: bool = False,
     fatal: Fatal = "refusals",
+    tokens: int = HELD,
 ) -> RaceMachine:
     plan = RacePlan(
         attempts=tuple(AttemptPlan(name, wait, continues=True) for name, wait in attempts),
-        gate=GatePlan(source="device", score=mean, min_score=min_score, tokens=HELD, max_wait=2.0, obstacle=obstacle),
+        gate=GatePlan(source="device", score=mean, min_score=min_score, tokens=tokens, max_wait=2.0, obstacle=obstacle),
         on_failure="migrate",
         explore=explore,
         fatal=fatal,
@@ -180,6 +182,45 @@ def test_the_held_answer_is_delivered_if_the_server_is_late() -> None:
     assert held(machine).passed_because == "no other endpoint had begun after 2 s"
 
 
+def test_a_server_that_was_asked_a_moment_before_is_not_late() -> None:
+    machine = unsure(("server", 0.0), ("device", 0.0), ("other", None))
+    machine.receive(StreamFailed("server", FAILED), now=2.2)
+    machine.handle_deadline(now=2.4)
+    stopped = [command for command in machine.take_commands() if isinstance(command, CancelStream)]
+    assert stopped == [CancelStream("other", "lost")]
+
+
+def test_one_that_asks_its_server_again_later_is_not_waited_for() -> None:
+    machine = make(("server", 0.0), ("device", 0.0), ("other", None))
+    machine.receive(said("device", "a", sure=0.2), now=0.1)
+    machine.receive(StreamRetrying("server", FAILED, 30.0), now=0.2)
+    machine.take_commands()
+    machine.receive(said("device", "b", "c", "d", sure=0.2), now=0.4)
+    assert machine.take_commands() == [OpenStream("other"), PauseStream("device")]
+    assert held(machine).asked == "other"
+    machine.receive(StreamFailed("other", FAILED), now=0.5)
+    assert text_of(machine.take_commands()) == ""  # the server may still begin in time, for all that is known
+
+
+@pytest.mark.parametrize(("wait", "text"), [(30.0, "abcd"), (1.0, "")])
+def test_the_last_endpoint_is_waited_for_if_it_may_begin_in_time(wait: float, text: str) -> None:
+    machine = unsure()
+    machine.receive(StreamRetrying("server", FAILED, wait), now=0.8)
+    assert text_of(machine.take_commands()) == text
+
+
+def test_an_answer_that_is_held_waits_for_one_that_is_still_to_start() -> None:
+    machine = make(("server", 1.0), ("device", 0.0), ("other", 1.0))
+    machine.receive(said("device", "a", sure=0.2), now=0.1)
+    machine.receive(StreamEnded("device", "stop"), now=0.2)
+    machine.receive(StreamEnded("server", "stop"), now=0.3)
+    machine.take_commands()
+    machine.handle_deadline(now=1.0)
+    assert machine.take_commands() == [OpenStream("other")]
+    machine.receive(StreamFailed("other", FAILED), now=1.1)
+    assert text_of(machine.take_commands()) == "a"
+
+
 @pytest.mark.parametrize("fatal", ["refusals", "all"])
 @pytest.mark.parametrize("error", [FAILED, EndpointStatusError("no", status=401, endpoint="server")])
 def test_a_device_that_has_begun_goes_on_whatever_another_endpoint_fails_with(error: EndpointError, fatal: Fatal) -> None:
@@ -299,11 +340,42 @@ def test_what_was_held_comes_before_the_error_if_all_fail() -> None:
     assert (machine.winner, machine.text, machine.is_over) == ("device", "ab", True)
 
 
-def test_a_device_without_probabilities_passes_at_once_and_that_is_said() -> None:
+def test_a_device_without_probabilities_passes_after_four_tokens_and_that_is_said() -> None:
+    machine = make(("server", None), ("device", 0.0), tokens=16)
+    machine.receive(said("device", "a", "b", "c"), now=0.1)
+    assert text_of(machine.take_commands()) == ""
+    machine.receive(said("device", "d"), now=0.1)
+    assert text_of(machine.take_commands()) == "abcd"
+    assert (held(machine).verdict, held(machine).unscored_because) == ("not graded", "it doesn't tell how sure it is of its tokens")
+    assert held(machine).is_blind
+
+
+def test_a_first_token_may_lack_its_probability() -> None:
     machine = make(("server", None), ("device", 0.0))
     machine.receive(said("device", "a"), now=0.1)
+    machine.receive(said("device", "b", "c", "d", sure=0.2), now=0.1)
+    assert (held(machine).verdict, held(machine).graded_tokens, held(machine).is_blind) == ("unsure", 3, False)
+
+
+@pytest.mark.parametrize("sure", [None, 0.9])
+def test_thinking_passes_at_once_and_is_not_graded(sure: float | None) -> None:
+    machine = make(("server", None), ("device", 0.0))
+    thought = said("device", "hm", sure=sure)
+    thought.chunks[0].choices[0].delta = ChoiceDelta(reasoning_content="hm")
+    text = said("device", "a", sure=0.1)
+    machine.receive(TokensReceived("device", [*thought.chunks, *text.chunks], 2, thought.confidences + text.confidences), now=0.1)
     assert text_of(machine.take_commands()) == "a"
-    assert (held(machine).verdict, held(machine).unscored_because) == ("not graded", "it doesn't tell how sure it is of its tokens")
+    assert (held(machine).verdict, held(machine).unscored_because) == ("not graded", "it thinks before it answers")
+    assert (held(machine).graded_tokens, held(machine).is_blind) == (0, False)
+
+
+def test_an_empty_thought_is_none() -> None:
+    machine = make(("server", None), ("device", 0.0))
+    thought = said("device", "")
+    thought.chunks[0].choices[0].delta = ChoiceDelta(reasoning_content="\n\n")
+    machine.receive(thought, now=0.1)
+    machine.receive(said("device", "a", "b", "c", "d", sure=0.9), now=0.2)
+    assert held(machine).verdict == "sure"
 
 
 def test_a_paused_device_stops_if_the_server_wins_though_losers_are_explored() -> None:

@@ -24,6 +24,7 @@ __all__ = ["Grader", "QualityGate", "facts_of", "why_alone", "why_not_graded"]
 
 _REMEMBERED = 1000  # answers that can still be rated
 _BLIND = 3  # answers without any probability after which no more are held
+_TRIED_AGAIN = 20  # answers after which one is held again
 
 
 class QualityGate(Struct, frozen=True, kw_only=True):
@@ -84,6 +85,7 @@ class Grader:
         self.learned = learned or LearnedScore()
         self._threshold = SteeredThreshold()
         self._blind = 0  # answers in a row without any probability
+        self._passed = 0  # answers since then
         self._answers: OrderedDict[str, tuple[str, AnswerFacts | None]] = OrderedDict()  # by their keys; with the ids of their requests
         self._keys: dict[str, str] = {}  # of the latest answer to each id
 
@@ -143,11 +145,21 @@ class Grader:
             held: what the gate held; None: the answer wasn't graded.
             is_exempt: the budget doesn't count it.
         """
-        if held is not None and held.verdict is not None:
-            self._blind = 0 if held.graded_tokens else self._blind + 1
+        self._watch_sight(held)
         self.account.settle(reservation, started=held is not None and held.asked is not None, exempt=is_exempt)
         decided = held is not None and (held.asked is not None or held.verdict == "sure")
         self._threshold.record(held.score if held is not None and decided else None, reservation.tokens)
+
+    def _watch_sight(self, held: HeldBeginning | None) -> None:
+        """Hold no more answers of a device that tells nothing of its tokens, but one in a while: it may tell by now."""
+        if held is not None and held.graded_tokens:
+            self._blind = 0
+        elif held is not None and held.is_blind:
+            self._blind, self._passed = self._blind + 1, 0
+        elif held is None and self._blind >= _BLIND:
+            self._passed += 1
+            if self._passed >= _TRIED_AGAIN:
+                self._blind = _BLIND - 1
 
     def remember(self, key: str, request_id: str, facts: AnswerFacts | None) -> None:
         """Keep what is known of an answer until it is rated, or 1,000 later ones have come.
