@@ -321,6 +321,7 @@ class Dispatcher:
             else None,
             gate_reservation=part,
             not_graded=not_graded,
+            is_rated=self.grader is not None,
             note=_note(unavailable) + "".join(f"; not for {server.name}" for server in servers if able and server not in able),
         )
 

@@ -265,9 +265,7 @@ class RaceDriver(TaskDriver[Event, Command]):
             case DeliverTokens(source, chunks):
                 self._queue.put((source, chunks, now))
             case OpenStream(source):
-                gate = self.machine.gate
-                is_graded = gate is not None and gate.plan.source == source
-                self._open(source, graded(self.request, self._endpoints[source]) if is_graded else self.request)
+                self._open(source, graded(self.request, self._endpoints[source]) if self._is_graded(source) else self.request)
             case ContinueStream(source, partial):
                 self._direct = None
                 self._continue(source, partial)
@@ -290,6 +288,11 @@ class RaceDriver(TaskDriver[Event, Command]):
                 self._queue.finish()
             case FailDelivery(error):
                 self._queue.finish(error)
+
+    def _is_graded(self, source: str) -> bool:
+        if self._record is not None and self._record.is_rated:
+            return source == self._record.device
+        return self.machine.gate is not None and source == self.machine.gate.plan.source
 
     def _on_deadline(self, now: float) -> None:
         super()._on_deadline(now)
