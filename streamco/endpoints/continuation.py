@@ -147,7 +147,7 @@ class BoundaryWhitespace:
     def strip(self, event: TokensReceived) -> TokensReceived:
         """Return the event without the whitespace that the reader has. From the first character that differs, all text is new."""
         dropped = sum(self._trim(chunk.choices[:1]) for chunk in event.chunks)
-        return TokensReceived(event.source, event.chunks, max(0, event.tokens - dropped))
+        return TokensReceived(event.source, event.chunks, max(0, event.tokens - dropped), event.confidences[dropped:])
 
     def _trim(self, choices: Sequence[ChunkChoice]) -> int:
         """Shorten a chunk's choices; return the number of tokens that nothing is left of.

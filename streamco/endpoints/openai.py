@@ -404,13 +404,18 @@ class OpenAIEndpoint:
         if transfer is not None and is_client_error(error.status) and changes.pop("MessagePack", ""):
             # JSON is refused as well: the form was not the reason.
             self._transfer = msgspec.structs.replace(transfer, is_binary=True)
-        if call.strips_logprobs and "logprobs" in error.body:
-            self._dialect.has_logprobs = False
-            return True
+        if not call.strips_logprobs and changes.pop("logprobs", ""):
+            self._dialect.has_logprobs = True  # it is refused without them as well: they were not the reason
         if self._capabilities.pre_copy == "append" and error.status in {400, 422} and PREFILL_FIELD in error.body:
             self._capabilities = msgspec.structs.replace(self._capabilities, pre_copy="warm")
             return True
-        return self._dialect.adapt(error, call.body, changes)
+        if not (call.strips_logprobs and "logprobs" in error.body) and self._dialect.adapt(error, call.body, changes):
+            return True
+        if call.strips_logprobs and (error.status == 500 or is_client_error(error.status)):
+            self._dialect.has_logprobs = False
+            changes["logprobs"] = f"log-probabilities aren't asked for any more, because a request for them was refused ({error.status})"
+            return True
+        return False
 
     async def _prepare(self, request: Request) -> StreamCall:
         if request.prefill_only:
@@ -441,10 +446,12 @@ class OpenAIEndpoint:
         """Return the HTTP request; ``is_binary``: with a body in MessagePack, if its values have a form there."""
         is_answer, request = not request.prefill_only, self._dialect.fit(request)
         model = request.model or self.model
-        asks = is_answer and request.is_graded and self._dialect.has_logprobs and self._transfer is None and self.api == "chat"
+        asks = is_answer and request.is_graded and self._dialect.has_logprobs and self.api == "chat" and request.prompt_ids is None
         asks = asks and not request.extra.get("logprobs")
+        if asks:
+            request = msgspec.structs.replace(request, extra={**request.extra, "logprobs": True})
         extra = self._extra(request) if is_answer else request.extra
-        api, path, body = self._build_body(request, model, {**extra, "logprobs": True} if asks else extra)
+        api, path, body = self._build_body(request, model, extra)
         if unstreamed := self._dialect.stream_refusals.find(body):
             body = without_stream(body)
         last = request.messages[-1] if request.messages else {}

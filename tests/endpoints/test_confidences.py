@@ -13,6 +13,7 @@ from streamco import QualityGate, Race
 from streamco.endpoints.base import Request
 from streamco.endpoints.confidences import take_confidences
 from streamco.endpoints.local_server import LocalServerEndpoint
+from streamco.errors import EndpointStatusError
 from streamco.events import TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 from streamco.testing import RecordedRequest, ScriptedResponse, ScriptedServer, json_answer
@@ -31,13 +32,13 @@ def told(text: str, probability: float) -> dict[str, Any]:
     return {"index": 0, "delta": {"content": text}, "logprobs": logprobs}
 
 
-def answering(probability: float, *, refuses: int = 0) -> Any:
+def answering(probability: float, *, refuses: int = 0, why: str = "logprobs is not supported by this model") -> Any:
     """Answer with log-probabilities if they are asked for, or refuse that."""
 
     def answer(request: RecordedRequest) -> Any:
         asks = request.json().get("logprobs")
         if asks and refuses:
-            return json_answer({"error": {"message": "logprobs is not supported by this model", "type": "x"}}, status=refuses)
+            return json_answer({"error": {"message": why, "type": "x"}}, status=refuses)
         choices = [told(word, probability) if asks else {"index": 0, "delta": {"content": word}} for word in WORDS]
         choices.append({"index": 0, "delta": {}, "finish_reason": "stop"})
         events = [sse_event({"id": "c", "object": "chat.completion.chunk", "choices": [choice]}) for choice in choices]
@@ -79,15 +80,65 @@ async def test_a_graded_answer_has_confidences_and_the_caller_gets_what_it_asked
         assert any(choice.logprobs for event in events for chunk in event.chunks for choice in chunk.choices) is has
 
 
+@pytest.mark.parametrize("why", ["logprobs is not supported by this model", "bad request"])
 @pytest.mark.parametrize("status", [400, 422, 500])
-async def test_a_server_that_refuses_them_is_asked_again_without_and_never_again_with(status: int) -> None:
+async def test_a_server_that_refuses_them_is_asked_again_without_and_never_again_with(status: int, why: str) -> None:
     async with ScriptedServer() as server:
-        device = await serving(server, answering(0.25, refuses=status))
+        device = await serving(server, answering(0.25, refuses=status, why=why))
         for _ in range(2):
             events = await received(device, replace(HELLO, is_graded=True))
             assert "".join(chunk.choices[0].delta.content or "" for event in events for chunk in event.chunks) == "".join(WORDS)
         await device.aclose()
     assert [request.json().get("logprobs") for request in server.requests if request.path == "/v1/chat/completions"] == [True, None, None]
+
+
+async def test_a_server_that_refuses_everything_keeps_being_asked_for_them() -> None:
+    async with ScriptedServer() as server:
+        device = await serving(server, json_answer({"error": {"message": "bad request"}}, status=400))
+        for _ in range(2):
+            with pytest.raises(EndpointStatusError):
+                await received(device, replace(HELLO, is_graded=True))
+        await device.aclose()
+    assert [request.json().get("logprobs") for request in server.requests if request.path == "/v1/chat/completions"] == [True, None] * 2
+
+
+async def test_what_was_refused_is_noted_once() -> None:
+    async with ScriptedServer() as server:
+        device = await serving(server, answering(0.25, refuses=400, why="bad request"))
+        async with streamco.Client(device, remote([(0.0, "S")]), mode=Race(policy="device-first", quality="gate"), budget=0.9) as client:
+            notes = []
+            for _ in range(2):
+                stream = client.stream("hello")
+                assert await tokens_text(stream) == "Hello world."
+                notes.append([note for note in stream.report.notes if "log-probabilities" in note])
+    assert notes == [["device: log-probabilities aren't asked for any more, because a request for them was refused (400)"], []]
+
+
+async def test_a_device_that_tells_after_a_while_is_graded_again() -> None:
+    silent, telling, asked = answering(0.2), answering(0.2), 0
+
+    def answer(request: RecordedRequest) -> Any:
+        nonlocal asked
+        asked += 1
+        return (
+            telling(request) if asked > 3 else silent(replace(request, body=request.body.replace(b'"logprobs":true', b'"logprobs":false')))
+        )
+
+    async with ScriptedServer() as server:
+        device = await serving(server, answer)
+        race = Race(policy="device-first", quality=QualityGate(min_score=0.5))
+        async with streamco.Client(device, remote([(0.0, "S")]), mode=race, budget=1.0) as client:
+            answers = [await tokens_text(client.stream("hello")) for _ in range(26)]
+    assert answers == ["Hello world."] * 23 + ["S"] * 3
+
+
+async def test_a_score_is_learned_from_ratings_of_a_device_behind_a_url() -> None:
+    async with ScriptedServer() as server:
+        device = await serving(server, answering(0.9))
+        async with streamco.Client(device, remote([(0.0, "S")]), mode=Race(policy="device-first", quality="gate"), budget=0.9) as client:
+            stream = client.stream("hello")
+            assert await tokens_text(stream) == "Hello world."
+            assert stream.rate(True)
 
 
 @pytest.mark.parametrize(("probability", "text"), [(0.9, "Hello world."), (0.2, "S")])
@@ -120,6 +171,8 @@ def test_what_is_no_log_probability_is_left_out() -> None:
     def chunk(logprobs: Any) -> ChatCompletionChunk:
         return ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(content="x"), logprobs=logprobs)])
 
+    thought = ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(reasoning="x"), logprobs={"content": [{"logprob": -1.0}]})])
+    assert take_confidences([thought], strips=False) == ()
     odd: list[Any] = [None, [], {}, {"content": None}, {"content": [None, {}, {"logprob": None}, {"logprob": "x"}, {"logprob": 2.0}]}]
     assert take_confidences([chunk(each) for each in odd], strips=False) == ()
     (found,) = take_confidences([chunk({"content": [{"logprob": -1.5}]})], strips=True)

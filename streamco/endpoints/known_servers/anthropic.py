@@ -54,6 +54,7 @@ class AnthropicEndpoint(OpenAIEndpoint):
         ConfigError: a URL, key, name or limit is missing or wrong.
     """
 
+    takes_grades = False
     _key_header = "x-api-key"
 
     def __init__(
