@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from streamco.policies.quality import MAX_TOKENS, AnswerFacts, LearnedScore, Per
 __all__ = ["CurvePoint", "LabelledPrompt", "MeasuredAnswer", "curve", "fit_score", "measure_answers", "read_labelled"]
 
 _SHARES = (0.1, 0.2, 0.3, 0.5)
+_DIGITS = (2, 3, 4)  # of a threshold
 _FOLDS = 5
 _MOST = 10_000  # prompts
 
@@ -53,8 +55,8 @@ class CurvePoint(Struct, frozen=True):
     """What becomes of the answers if the server gives some of them.
 
     Args:
-        share: share of the answers that the server gives: those with the lowest scores.
-        min_score: the plain score below which they lie.
+        share: share of the answers that the server gives: those with a plain score below ``min_score``.
+        min_score: the lowest plain score of an answer that the device gives, of two to four digits.
         caught: share of the device's bad answers among them, by the plain score; None: it isn't known which are bad.
         caught_learned: the same by a score that was learned from the other answers; None: there are too few.
     """
@@ -147,24 +149,40 @@ def fit_score(answers: Iterable[MeasuredAnswer], known: LearnedScore | None = No
 def curve(answers: Sequence[MeasuredAnswer]) -> list[CurvePoint]:
     """Return what becomes of the answers if the server gives a tenth, a fifth, 30 % and half of them.
 
-    The learned score of an answer is that of a fit on the other four fifths of the answers.
+    It gives fewer where scores are equal, or nearer to each other than four digits tell. What repeats the point before is left out. The
+    learned score of an answer is that of a fit on the other four fifths of the answers.
     """
     plain = [Perplexity().score(each.facts) for each in answers]
-    judged = [number for number, each in enumerate(answers) if each.good is not None]
-    bad = [number for number in judged if not answers[number].good]
+    bad = [number for number, each in enumerate(answers) if each.good is False]
     learned = _held_out(answers)
-    points = []
+    ordered, points = sorted(plain), dict[int, CurvePoint]()
     for share in _SHARES:
-        count = min(len(answers) - 1, round(share * len(answers)))
-        points.append(
+        threshold = _threshold(ordered, min(len(answers) - 1, round(share * len(answers))))
+        sent = bisect_left(ordered, threshold)
+        points.setdefault(
+            sent,
             CurvePoint(
-                share,
-                sorted(plain)[count],
-                _caught(plain, bad, share) if bad else None,
-                _caught(learned, bad, share) if bad and learned else None,
-            )
+                sent / len(answers),
+                threshold,
+                _caught(plain, bad, sent) if bad else None,
+                _caught(learned, bad, sent) if bad and learned else None,
+            ),
         )
-    return points
+    return list(points.values())
+
+
+def _threshold(ordered: Sequence[float], count: int) -> float:
+    """Return the shortest number below which ``count`` of the sorted scores lie, or fewer if no number of four digits is between them."""
+    above = ordered[count]
+    count = bisect_left(ordered, above)
+    if count == 0:
+        return 0.0
+    below = ordered[count - 1]
+    for digits in _DIGITS:
+        if below < (between := round((below + above) / 2, digits)) <= above:
+            return between
+    rounded = round(above, _DIGITS[-1])
+    return rounded if rounded <= above else round(rounded - 10.0 ** -_DIGITS[-1], _DIGITS[-1])
 
 
 def _held_out(answers: Sequence[MeasuredAnswer]) -> list[float]:
@@ -179,6 +197,6 @@ def _held_out(answers: Sequence[MeasuredAnswer]) -> list[float]:
     return scores
 
 
-def _caught(scores: Sequence[float], bad: Sequence[int], share: float) -> float:
-    lowest = set(sorted(range(len(scores)), key=scores.__getitem__)[: round(share * len(scores))])
+def _caught(scores: Sequence[float], bad: Sequence[int], count: int) -> float:
+    lowest = set(sorted(range(len(scores)), key=scores.__getitem__)[:count])
     return sum(number in lowest for number in bad) / len(bad)

@@ -148,8 +148,14 @@ def format_quality(model: str, answers: Sequence[MeasuredAnswer], points: Sequen
     lines = [f"{len(answers)} answers of {model}{known}", "", "to the server   --min-score   bad answers among them   by a learned score"]
     for point in points:
         caught = ["not known" if share is None else f"{share:.0%}" for share in (point.caught, point.caught_learned)]
-        lines.append(f"{point.share:>13.0%}   {point.min_score:>11.2f}   {caught[0]:>22}   {caught[1]:>18}")
+        lines.append(f"{point.share:>13.0%}   {_score_text(point.min_score):>11}   {caught[0]:>22}   {caught[1]:>18}")
     return "\n".join(lines)
+
+
+def _score_text(score: float) -> str:
+    """Return a threshold with the digits that it has, two at least."""
+    text = f"{score:.2f}"
+    return text if float(text) == score else str(score)
 
 
 async def _measure(args: argparse.Namespace) -> PairProfile:

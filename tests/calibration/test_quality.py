@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from streamco.calibration.quality import LabelledPrompt, MeasuredAnswer, curve, fit_score, measure_answers, read_labelled
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.errors import ConfigError
-from streamco.policies.quality import AnswerFacts, LearnedScore
+from streamco.policies.quality import AnswerFacts, LearnedScore, Perplexity
 from streamco.testing.engine import FakeEngine
 from tests.client.helpers import device
 
@@ -73,17 +73,37 @@ def test_the_curve_says_how_many_bad_answers_a_threshold_catches() -> None:
     answers = [measured(0.01 + number / 200, number >= 60) for number in range(200)]
     points = curve(answers)
     assert [(point.share, round(point.caught or 0.0, 2)) for point in points] == [(0.1, 0.33), (0.2, 0.67), (0.3, 1.0), (0.5, 1.0)]
-    assert points[2].min_score == pytest.approx(0.31)
+    assert [sum(0.01 + number / 200 < point.min_score for number in range(200)) for point in points] == [20, 40, 60, 100]
     assert points[2].caught_learned == pytest.approx(1.0, abs=0.02)
     assert fit_score(answers).labels == 200
     assert fit_score(answers[:3], LearnedScore(fit_score(answers).examples)).labels == 203
 
 
-@given(st.lists(st.tuples(st.floats(0.0, 1.0), st.none() | st.booleans()), min_size=1, max_size=60))
-def test_any_answers_have_a_curve(given_answers: list[tuple[float, bool | None]]) -> None:
+def test_a_point_is_true_of_equal_scores_and_the_same_point_comes_once() -> None:
+    answers = [measured(0.2, good=number >= 3) for number in range(6)]
+    answers += [measured(0.24, number >= 2) for number in range(40)]
+    answers += [measured(0.2412345, good=True) for _ in range(4)] + [measured(0.2412999, good=number > 0) for number in range(50)]
+    points = curve(answers)
+    assert [(point.share, point.min_score, point.caught) for point in points] == [(0.06, 0.22, 0.5), (0.46, 0.2412, pytest.approx(5 / 6))]
+
+
+@pytest.mark.parametrize(
+    ("scores", "min_score"),
+    [((0.2, 0.3), 0.25), ((0.243, 0.246), 0.244), ((0.2431, 0.2433), 0.2432), ((0.5, 0.5), 0.0)],
+)
+def test_a_threshold_has_as_many_digits_as_it_takes_to_lie_between_scores(scores: tuple[float, float], min_score: float) -> None:
+    assert curve([measured(score, good=None) for score in scores])[-1].min_score == min_score
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 1.0) | st.sampled_from([0.2, 0.201, 0.5]), st.none() | st.booleans()), min_size=1, max_size=60))
+def test_any_answers_have_a_curve_and_the_gate_does_what_it_says(given_answers: list[tuple[float, bool | None]]) -> None:
     answers = [measured(*each) for each in given_answers]
     points = curve(answers)
-    caught = [point.caught for point in points if point.caught is not None]
-    assert caught == sorted(caught)
-    assert (len(caught) == len(points)) is any(good is False for _, good in given_answers)
-    assert all(0.0 <= point.min_score <= 1.0 for point in points)
+    bad = [each for each in answers if each.good is False]
+    assert points
+    assert len({point.share for point in points}) == len(points)
+    for point in points:
+        assert 0.0 <= point.min_score == round(point.min_score, 4) <= 1.0
+        sent = [each for each in answers if Perplexity().score(each.facts) < point.min_score]
+        assert point.share == len(sent) / len(answers)
+        assert point.caught == (sum(each.good is False for each in sent) / len(bad) if bad else None)

@@ -11,12 +11,14 @@ import pytest
 
 from streamco.calibration.profile_store import load_profile, save_profile
 from streamco.calibration.prompts import PROMPTS, read_prompts
+from streamco.calibration.quality import CurvePoint, MeasuredAnswer
 from streamco.cli import calibrate
 from streamco.cli.main import main
 from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.errors import ConfigError, EndpointError
+from streamco.policies.quality import AnswerFacts
 from streamco.profiles import Link, PairProfile, Prices, Profile
 from streamco.sim.workload.token_models import FakeDistribution
 from streamco.testing import FakeEngine, ScriptedServer, json_answer
@@ -133,6 +135,14 @@ def test_the_table_says_what_is_not_known() -> None:
     assert "not measured" in unknown
     assert "not reported" in unknown
     assert "so it was" in unknown
+
+
+def test_a_threshold_is_printed_as_it_is() -> None:
+    points = [CurvePoint(0.06, 0.2, 0.11, None), CurvePoint(0.1, 0.24, None, 0.5), CurvePoint(0.2, 0.2437, None, None)]
+    answer = MeasuredAnswer(AnswerFacts(probabilities=(0.5,), is_complete=True, prompt_tokens=9), good=False)
+    lines = calibrate.format_quality("small", [answer], points).splitlines()
+    assert lines[0] == "1 answers of small: 0 good, 1 not"
+    assert [line.split()[:2] for line in lines[3:]] == [["6%", "0.20"], ["10%", "0.24"], ["20%", "0.2437"]]
 
 
 def test_prompts_are_lines_of_a_file(tmp_path: Path) -> None:
