@@ -6,6 +6,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
+from unicodedata import normalize
 
 import msgspec
 from msgspec import Struct
@@ -21,6 +22,14 @@ __all__ = ["CurvePoint", "LabelledPrompt", "MeasuredAnswer", "curve", "fit_score
 _SHARES = (0.1, 0.2, 0.3, 0.5)
 _DIGITS = (2, 3, 4)  # of a threshold
 _FOLDS = 5
+# Scripts that don't separate words by spaces: Thai, Lao, Khmer, Myanmar, Hiragana, Katakana, CJK ideographs
+_RANGES = (
+    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u19e0-\u19ff\ua9e0-\ua9ff\uaa60-\uaa7f"
+    r"\u3005-\u3007\u3021-\u3029\u3031-\u3035\u3038-\u303c\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f\U0001aff0-\U0001b16f"
+    r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+_UNSPACED = re.compile(f"[{_RANGES}]")
+_SPACED_LETTER = rf"[^\W{_RANGES}]"
 _MOST = 10_000  # prompts
 
 
@@ -29,7 +38,8 @@ class LabelledPrompt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Args:
         prompt: the user's message.
-        expected: texts of which a good answer has one, as a whole word; (): it isn't known what is good.
+        expected: texts of which a good answer has one, as a whole word where words are separated by spaces; (): it isn't known what is
+            good.
         task: name of the kind of task; None: none.
     """
 
@@ -41,7 +51,15 @@ class LabelledPrompt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Return True if the answer is good; None: it isn't known."""
         if not self.expected:
             return None
-        return any(re.search(rf"(?<!\w){re.escape(text.strip())}(?!\w)", answer, re.IGNORECASE) for text in self.expected)
+        whole = normalize("NFC", answer)
+        return any(_pattern(normalize("NFC", text.strip())).search(whole) for text in self.expected)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    """Return what finds a text that isn't a part of a longer word."""
+    before = "" if _UNSPACED.match(text[:1]) else rf"(?<!{_SPACED_LETTER})"
+    after = "" if _UNSPACED.match(text[-1:]) else rf"(?!{_SPACED_LETTER})"
+    return re.compile(before + re.escape(text) + after, re.IGNORECASE)
 
 
 class MeasuredAnswer(Struct, frozen=True):
@@ -85,6 +103,8 @@ def read_labelled(path: Path) -> list[LabelledPrompt]:
             found.append(decoder.decode(line))
         except msgspec.DecodeError as error:
             raise ConfigError(f'{path}, line {number}: expected {{"prompt": "...", "expected": ["..."]}}, got: {error}') from error
+        if not all(text.strip() for text in found[-1].expected):
+            raise ConfigError(f"{path}, line {number}: expected texts with words, got an empty one")
     if not 1 <= len(found) <= _MOST:
         raise ConfigError(f"{path}: expected 1 to {_MOST} prompts, got {len(found)}")
     return found

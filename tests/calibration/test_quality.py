@@ -33,6 +33,7 @@ def test_prompts_are_read_line_by_line(tmp_path: Path) -> None:
         ('{"prompt": "a"}\n{"prompt": 1}\n', "line 2: expected"),
         ('{"prompt": "a", "answer": "b"}\n', "line 1: expected .* unknown field `answer`"),
         ("prompt\n", "line 1: expected"),
+        ('{"prompt": "a"}\n\n{"prompt": "b", "expected": ["x", " "]}\n', "line 3: expected texts with words, got an empty one"),
     ],
 )
 def test_what_is_no_file_of_prompts_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -51,6 +52,26 @@ def test_what_is_no_file_of_prompts_is_named(tmp_path: Path, text: str, message:
 def test_a_good_answer_has_an_expected_word(expected: tuple[str, ...], answer: str, good: bool) -> None:
     assert LabelledPrompt(prompt="?", expected=expected).judge(answer) is good
     assert LabelledPrompt(prompt="?").judge(answer) is None
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer", "good"),
+    [
+        ("東京", "日本の首都は東京です。", True),
+        ("東京", "日本の首都は京都です。", False),
+        ("カタ", "これはカタです", True),
+        ("กรุงเทพ", "เมืองหลวงคือกรุงเทพครับ", True),
+        ("B", "答えはBです。", True),
+        ("B", "答えはBCです。", False),
+        ("3月", "13月です", False),
+        ("nai\u0308ve", "A na\u00efve one.", True),
+        ("NA\u00cfVE", "A nai\u0308ve one.", True),
+        ("naive", "A naively made one.", False),
+        ("C++", "It is C++.", True),
+    ],
+)
+def test_a_word_is_one_of_its_own_language(expected: str, answer: str, good: bool) -> None:
+    assert LabelledPrompt(prompt="?", expected=(expected,)).judge(answer) is good
 
 
 async def test_each_prompt_is_answered_and_judged() -> None:
