@@ -92,7 +92,7 @@ def read_labelled(path: Path) -> list[LabelledPrompt]:
         ConfigError: the file can't be read, has no prompts, too many, or another line.
     """
     try:
-        lines = path.expanduser().read_text(encoding="utf-8").splitlines()
+        lines = path.expanduser().read_text(encoding="utf-8-sig").split("\n")  # JSON may hold other ends of lines
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: expected a file of prompts that can be read, got: {error}") from error
     decoder, found = msgspec.json.Decoder(LabelledPrompt), []

@@ -26,6 +26,14 @@ def test_prompts_are_read_line_by_line(tmp_path: Path) -> None:
     assert read_labelled(path) == [LabelledPrompt(prompt="a"), LabelledPrompt(prompt="b", expected=("x", "y"), task="t")]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_lines_end_where_json_lines_do(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    lines = ['{"prompt": "a\u2028b\u2029c\u0085d"}', '{"prompt": "e"}', ""]
+    path.write_bytes(b"\xef\xbb\xbf" + end.join(lines).encode())
+    assert [each.prompt for each in read_labelled(path)] == ["a\u2028b\u2029c\u0085d", "e"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
