@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Endpoint, Request
-from streamco.errors import ConfigError
+from streamco.errors import ConfigError, EndpointError
 from streamco.events import TokensReceived
 from streamco.policies.quality import MAX_TOKENS, AnswerFacts, LearnedScore, Perplexity
 
@@ -112,40 +112,50 @@ def read_labelled(path: Path) -> list[LabelledPrompt]:
 
 async def measure_answers(
     device: Endpoint, prompts: Sequence[LabelledPrompt], *, max_tokens: int, on_progress: Callable[[int, int], None]
-) -> list[MeasuredAnswer]:
-    """Let the device answer each prompt, greedily, and judge its answers.
+) -> tuple[list[MeasuredAnswer], list[EndpointError]]:
+    """Let the device answer each prompt, greedily, and judge its answers; return these, and the errors of the prompts that it failed at.
 
     Args:
         device: a started endpoint that tells how sure it is of its tokens.
         prompts: the prompts.
         max_tokens: longest answer.
-        on_progress: called with the number of answers so far, and how many there will be.
+        on_progress: called with the number of prompts so far, and how many there are.
 
     Raises:
-        EndpointError: the device has failed.
+        EndpointError: the device has failed at every prompt.
         ConfigError: it doesn't tell how sure it is.
     """
-    found = []
+    found, failures = list[MeasuredAnswer](), list[EndpointError]()
     for number, each in enumerate(prompts, start=1):
-        request = Request(
-            messages=[{"role": "user", "content": each.prompt}],
-            sampling=SamplingOptions(temperature=0.0, max_tokens=max_tokens),
-            is_graded=True,
-        )
-        text, probabilities = await _answer(device.open(request).receive)
-        if probabilities:
-            tokens = device.count_tokens(request) or len(each.prompt) // 4 + 1
-            facts = AnswerFacts(
-                probabilities=tuple(probabilities[:MAX_TOKENS]),
-                is_complete=len(probabilities) <= MAX_TOKENS,
-                prompt_tokens=tokens,
-                task=each.task,
-            )
-            found.append(MeasuredAnswer(facts, each.judge(text)))
+        try:
+            found += await _measure(device, each, max_tokens)
+        except EndpointError as error:
+            failures.append(error)
         on_progress(number, len(prompts))
+    if len(failures) == len(prompts):
+        raise failures[0]
     if not found:
         raise ConfigError("calibrate: expected a device that tells how sure it is of its tokens, got one that doesn't")
-    return found
+    return found, failures
+
+
+async def _measure(device: Endpoint, prompt: LabelledPrompt, max_tokens: int) -> list[MeasuredAnswer]:
+    """Return the device's answer to a prompt; []: it doesn't tell how sure it is."""
+    request = Request(
+        messages=[{"role": "user", "content": prompt.prompt}],
+        sampling=SamplingOptions(temperature=0.0, max_tokens=max_tokens),
+        is_graded=True,
+    )
+    text, probabilities = await _answer(device.open(request).receive)
+    if not probabilities:
+        return []
+    facts = AnswerFacts(
+        probabilities=tuple(probabilities[:MAX_TOKENS]),
+        is_complete=len(probabilities) <= MAX_TOKENS,
+        prompt_tokens=device.count_tokens(request) or len(prompt.prompt) // 4 + 1,
+        task=prompt.task,
+    )
+    return [MeasuredAnswer(facts, prompt.judge(text))]
 
 
 async def _answer(receive: Callable[[], Awaitable[object]]) -> tuple[str, list[float]]:

@@ -118,11 +118,13 @@ async def _calibrate_quality(args: argparse.Namespace) -> int:
     try:
         async with waiting("loading the model"):
             await device.start()
-        bar = ProgressText("answering prompts", "answers")
+        bar = ProgressText("answering prompts", "prompts answered")
         async with waiting(bar):
-            answers = await measure_answers(device, prompts, max_tokens=args.max_tokens, on_progress=bar.record)
+            answers, failures = await measure_answers(device, prompts, max_tokens=args.max_tokens, on_progress=bar.record)
     finally:
         await device.aclose()
+    if failures:
+        print_plain(f"{len(failures)} of {len(prompts)} prompts skipped, the first because of: {escaped(str(failures[0]))}", sys.stderr)
     points = curve(answers)
     if args.json:
         print_plain(escaped(_curve_json(points)))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from streamco.calibration.quality import LabelledPrompt, MeasuredAnswer, curve, fit_score, measure_answers, read_labelled
 from streamco.endpoints.device import DeviceEndpoint
-from streamco.errors import ConfigError
+from streamco.errors import ConfigError, EngineError
 from streamco.policies.quality import AnswerFacts, LearnedScore, Perplexity
 from streamco.testing.engine import FakeEngine
 from tests.client.helpers import device
@@ -86,7 +86,8 @@ async def test_each_prompt_is_answered_and_judged() -> None:
     local = DeviceEndpoint(FakeEngine("It is B", probability=0.4))
     steps: list[tuple[int, int]] = []
     prompts = [LabelledPrompt(prompt="one", expected=("B",), task="choice"), LabelledPrompt(prompt="two", expected=("C",))]
-    answers = await measure_answers(local, prompts, max_tokens=8, on_progress=lambda done, whole: steps.append((done, whole)))
+    answers, failures = await measure_answers(local, prompts, max_tokens=8, on_progress=lambda done, whole: steps.append((done, whole)))
+    assert not failures
     assert [each.good for each in answers] == [True, False]
     assert answers[0].facts == AnswerFacts(probabilities=(0.4,) * 3, is_complete=True, prompt_tokens=3, task="choice")
     assert steps == [(1, 2), (2, 2)]
@@ -96,6 +97,19 @@ async def test_each_prompt_is_answered_and_judged() -> None:
 async def test_a_device_that_does_not_tell_how_sure_it_is_cannot_be_measured() -> None:
     with pytest.raises(ConfigError, match="expected a device that tells how sure it is"):
         await measure_answers(device(), [LabelledPrompt(prompt="one")], max_tokens=8, on_progress=lambda *_: None)
+
+
+async def test_a_prompt_that_fails_is_skipped_and_if_all_do_the_first_error_is_raised() -> None:
+    local = DeviceEndpoint(FakeEngine("It is B", probability=0.4, context_tokens=16))
+    steps: list[int] = []
+    prompts = [LabelledPrompt(prompt=text, expected=("B",)) for text in ("word " * 40, "two", "word " * 30, "four")]
+    answers, failures = await measure_answers(local, prompts, max_tokens=8, on_progress=lambda done, _: steps.append(done))
+    assert [each.good for each in answers] == [True, True]
+    assert ["expected at most" in str(each) for each in failures] == [True, True]
+    assert steps == [1, 2, 3, 4]
+    with pytest.raises(EngineError, match="got 42"):
+        await measure_answers(local, prompts[::2], max_tokens=8, on_progress=lambda *_: None)
+    await local.aclose()
 
 
 def test_the_curve_says_how_many_bad_answers_a_threshold_catches() -> None:

@@ -56,6 +56,27 @@ def draft(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     return engine
 
 
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    """Answers in place of the model that ``--quality`` loads."""
+    engine = FakeEngine("It is B", probability=0.4, context_tokens=16)
+    monkeypatch.setattr(calibrate, "device_path_of", lambda *_args, **_options: Path("small.gguf"))
+    monkeypatch.setattr("streamco.endpoints.device.DeviceEndpoint", lambda *_args, **_options: DeviceEndpoint(engine))
+    return engine
+
+
+@pytest.mark.usefixtures("small")
+async def test_prompts_that_fail_are_counted_and_the_others_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "one", "expected": ["B"]}\n' + json.dumps({"prompt": "secret " * 40}) + '\n{"prompt": "two"}\n')
+    assert await calibrate._calibrate_quality(parse("--quality", str(path))) == 0
+    output = capsys.readouterr()
+    assert "2 answers of small: 1 good, 0 not" in output.out
+    assert "1 of 3 prompts skipped, the first because of: " in output.err
+    assert "expected at most" in output.err
+    assert "secret" not in output.err
+
+
 async def test_the_figures_are_printed_and_kept_beside_what_was_known(
     draft: FakeEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
