@@ -175,8 +175,11 @@ function makeThumbs(path) {
   const row = make("p", "thumbs");
   const rate = async (good) => {
     for (const button of row.querySelectorAll("button")) button.disabled = true;
-    const response = await fetch(path.slice(1), { method: "POST", headers: headers(), body: JSON.stringify({ good }) });
-    row.textContent = response.ok ? `Thank you: noted as ${good ? "good" : "not good enough"}.` : await failureOf(response);
+    try {
+      row.textContent = await sendRating(path, good);
+    } catch (error) {
+      row.textContent = `Your rating could not be sent: ${error.message}`;
+    }
   };
   for (const [text, good] of [["Good answer", true], ["Not good enough", false]]) {
     const button = make("button", "", text);
@@ -342,6 +345,13 @@ async function readAnswer(view, signal) {
     follow(() => view.take(chunk));
   }
   throw new Error("expected the rest of the answer, got the connection cut");
+}
+
+async function sendRating(path, good) {
+  const response = await fetch(path.slice(1), { method: "POST", headers: headers(), body: JSON.stringify({ good }) });
+  if (!response.ok) return failureOf(response);
+  const { learned } = await response.json();
+  return learned ? `Thank you: noted as ${good ? "good" : "not good enough"}.` : "Thank you. Nothing could be learned from it.";
 }
 
 function askForKey() {

@@ -113,6 +113,22 @@ async def test_an_answer_of_the_devices_own_can_be_rated_and_the_score_is_shown(
         assert await visit.page.locator(".thumbs").count() == 1
 
 
+async def test_a_rating_that_teaches_nothing_or_can_not_be_sent_is_not_called_noted(browser: Browser) -> None:
+    gate = Race(policy="device-first", quality=QualityGate(min_score=0.5))
+    async with visiting(browser) as visit, proxying(device([(0.0, "Yes. ")]), dispatch=gate, page=True) as proxy:
+        await visit.open(address(proxy))
+        await visit.ask("Really?")
+        await visit.ended()
+        await visit.page.get_by_role("button", name="Good answer").click()
+        await expect(visit.page.locator(".thumbs")).to_have_text("Thank you. Nothing could be learned from it.")
+        assert not visit.complaints
+        await visit.ask("And now?")
+        await visit.ended()
+        await visit.page.route("**/streamco/ratings/*", lambda route: route.abort())
+        await visit.page.get_by_role("button", name="Good answer").click()
+        await expect(visit.page.locator(".thumbs").last).to_have_text("Your rating could not be sent: Failed to fetch")
+
+
 async def test_a_speculated_answer_is_tinted_by_what_became_of_its_drafts(visit: Visit) -> None:
     world = World()
     async with world.scripted() as verifier, world.speculating(verifier) as client, serving(client, ProxyOptions(page=True)) as url:
