@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from streamco.engines.llamacpp.cache_dir import write_whole
 from streamco.errors import ConfigError
+from streamco.policies.quality import MAX_LABELS
 from streamco.profiles import Profile
+from streamco.profiles.rated_answer import RatedAnswer
 
-__all__ = ["load_profile", "save_profile"]
+__all__ = ["add_ratings", "added_ratings", "begin_profile", "load_profile", "save_profile"]
 
 _MAX_BYTES = 16 << 20  # a profile of a thousand steps takes 50 kB
 
@@ -52,3 +57,41 @@ def save_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
 def _read(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(_MAX_BYTES + 1)
+
+
+def begin_profile(path: str | os.PathLike[str] | None) -> Profile:
+    """Read the profile that a program begins with and will write at its end; an empty one if there is no file yet, or no path.
+
+    Raises:
+        ConfigError: the file can't be read or holds no profile, or its folder can't be written.
+    """
+    if path is None:
+        return Profile()
+    target = Path(path).expanduser()
+    if not os.access(target.parent, os.W_OK):
+        got = "one that can't be" if target.parent.is_dir() else "none"
+        raise ConfigError(f"{target}: expected a writable folder, got {got}")
+    return load_profile(target) if target.exists() else Profile()
+
+
+def add_ratings(ratings: Iterable[RatedAnswer], path: str | os.PathLike[str], *, profile: Profile | None = None) -> int:
+    """Write a profile with the ratings that its file has now, which may be another program's, and new ones; return how many there are.
+
+    Args:
+        ratings: the new ones, oldest first. The latest 1,000 of all stay.
+        path: the file; it need not exist.
+        profile: the other figures; None: they stay as they are in the file.
+
+    Raises:
+        ConfigError: the file can't be read or written, or holds no profile.
+    """
+    now = begin_profile(path)
+    kept = (*now.ratings, *ratings)[-MAX_LABELS:]
+    save_profile(replace(profile or now, ratings=kept), path)
+    return len(kept)
+
+
+def added_ratings(former: Sequence[RatedAnswer], ratings: Sequence[RatedAnswer]) -> Sequence[RatedAnswer]:
+    """Return what follows the former ratings, of which the oldest may be gone by now."""
+    shared = next(count for count in range(len(former), -1, -1) if former[len(former) - count :] == ratings[:count])
+    return ratings[shared:]

@@ -167,9 +167,9 @@ async def _answer(receive: Callable[[], Awaitable[object]]) -> tuple[str, list[f
     return text, probabilities
 
 
-def fit_score(answers: Iterable[MeasuredAnswer], known: LearnedScore | None = None) -> LearnedScore:
-    """Return the score that is learned from the judged answers, and from those that ``known`` has."""
-    score = LearnedScore(known.examples if known is not None else ())
+def fit_score(answers: Iterable[MeasuredAnswer]) -> LearnedScore:
+    """Return the score that is learned from the judged answers."""
+    score = LearnedScore()
     for each in answers:
         if each.good is not None:
             score.observe(each.facts, each.good)

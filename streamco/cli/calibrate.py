@@ -85,12 +85,13 @@ def run(args: argparse.Namespace) -> int:
 async def _calibrate(args: argparse.Namespace) -> int:
     from msgspec.structs import replace
 
-    from streamco.calibration.profile_store import load_profile, save_profile
-    from streamco.profiles import Link, Profile
+    from streamco.calibration.profile_store import begin_profile, save_profile
+    from streamco.profiles import Link
 
-    profile = load_profile(args.profile) if args.profile is not None and args.profile.exists() else Profile()
+    begin_profile(args.profile)  # what is wrong with it is said now
     pair = await _measure(args)
     if args.profile is not None:
+        profile = begin_profile(args.profile)
         link = profile.link if pair.rtt is None else replace(profile.link or Link(rtt=0.0), rtt=pair.rtt)
         save_profile(replace(profile, pair=pair, link=link), args.profile)
     print_plain(escaped(_as_json(pair)) if args.json else format_pair(pair))
@@ -100,17 +101,13 @@ async def _calibrate(args: argparse.Namespace) -> int:
 
 
 async def _calibrate_quality(args: argparse.Namespace) -> int:
-    from msgspec.structs import replace
-
-    from streamco.calibration.profile_store import load_profile, save_profile
+    from streamco.calibration.profile_store import add_ratings, begin_profile
     from streamco.calibration.quality import curve, fit_score, measure_answers, read_labelled
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.engines.base import EngineOptions
-    from streamco.policies.quality import LearnedScore
-    from streamco.profiles import Profile
 
     prompts = read_labelled(args.quality)
-    profile = load_profile(args.profile) if args.profile is not None and args.profile.exists() else Profile()
+    begin_profile(args.profile)  # what is wrong with it is said now
     path = device_path_of(args.device, has_server=False)
     if path is None:
         raise AssertionError("without a server there is a device, or an error")
@@ -118,7 +115,7 @@ async def _calibrate_quality(args: argparse.Namespace) -> int:
     try:
         async with waiting("loading the model"):
             await device.start()
-        bar = ProgressText("answering prompts", "prompts answered")
+        bar = ProgressText("answering prompts", "prompts done")
         async with waiting(bar):
             answers, failures = await measure_answers(device, prompts, max_tokens=args.max_tokens, on_progress=bar.record)
     finally:
@@ -131,9 +128,7 @@ async def _calibrate_quality(args: argparse.Namespace) -> int:
     else:
         print_plain(format_quality(path.stem, answers, points))
     if args.profile is not None:
-        score = fit_score(answers, LearnedScore(profile.ratings))
-        save_profile(replace(profile, ratings=tuple(score.examples)), args.profile)
-        print_plain(f"{score.labels} ratings kept in {args.profile}", sys.stderr)
+        print_plain(f"{add_ratings(fit_score(answers).examples, args.profile)} ratings kept in {args.profile}", sys.stderr)
     return 0
 
 

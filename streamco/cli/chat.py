@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from streamco.client.modes.speculation.options import Drafter
     from streamco.client.modes.speculation.verifier_binding import VerifierSetting
     from streamco.endpoints.split.endpoint import SplitEndpoint
+    from streamco.profiles import Profile
 
 __all__ = ["add_arguments", "run"]
 
@@ -227,6 +228,7 @@ def _piped_text() -> str:
 
 async def _chat(args: argparse.Namespace) -> int:
     kept = open_conversation(args)
+    former = _begin_profile(args.profile) if args.quality and args.profile else None
     split = make_split(args) if args.split else None
     device, server = split or make_device(args), make_server(args)
     verifier = make_verifier(args)
@@ -248,7 +250,7 @@ async def _chat(args: argparse.Namespace) -> int:
             server,
             budget=args.budget,
             mode=_mode(args.mode, race, verifier, args.drafter or "device"),
-            profile=None if args.quality and args.profile and not args.profile.exists() else args.profile,
+            profile=args.profile if former is None else former.to_json(),
             on_degraded="answer",  # a person sees the note under the answer
             seed=args.seed,
         )
@@ -262,11 +264,22 @@ async def _chat(args: argparse.Namespace) -> int:
         return await converse(client, args, view, kept, saves_prompts=not args.no_save)
     finally:
         await client.aclose()
-        if args.quality and args.profile:
-            from streamco.calibration.profile_store import save_profile
-            from streamco.profiles import Profile
+        if former is not None:
+            _keep_profile(client, former, args.profile)
 
-            save_profile(Profile.from_json(client.profile()), args.profile)
+
+def _begin_profile(path: Path) -> Profile:
+    from streamco.calibration.profile_store import begin_profile
+
+    return begin_profile(path)
+
+
+def _keep_profile(client: Client, former: Profile, path: Path) -> None:
+    from streamco.calibration.profile_store import add_ratings, added_ratings
+    from streamco.profiles import Profile
+
+    learned = Profile.from_json(client.profile())
+    add_ratings(added_ratings(former.ratings, learned.ratings), path, profile=learned)
 
 
 def _mode(name: str, race: Race, verifier: VerifierSetting, drafter: Drafter) -> Mode:

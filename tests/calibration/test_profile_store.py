@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from streamco.calibration.profile_store import load_profile, save_profile
+from streamco.calibration.profile_store import add_ratings, added_ratings, begin_profile, load_profile, save_profile
 from streamco.errors import ConfigError
 from streamco.profiles import DeviceSpeed, Profile, TTFTDistribution
+from streamco.profiles.rated_answer import RatedAnswer
 
 PROFILE = Profile(name="phone", device=DeviceSpeed.from_rates(31.32, 13.93), server_ttft=TTFTDistribution.from_samples([0.2, 0.4]))
 
@@ -98,6 +99,36 @@ def test_a_file_that_is_far_too_large_is_not_read(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"phone.json: expected a writable folder, got: No such file or directory"):
         save_profile(PROFILE, tmp_path / "none" / "phone.json")
+
+
+def rated(number: int) -> RatedAnswer:
+    return RatedAnswer(mean=0.5, tenth=0.1, median=0.5, tokens=3, is_complete=True, prompt_tokens=number, good=True)
+
+
+def test_ratings_are_added_to_those_that_the_file_has_by_now(tmp_path: Path) -> None:
+    path = tmp_path / "phone.json"
+    assert begin_profile(path) == begin_profile(None) == Profile()
+    assert add_ratings([rated(1)], path, profile=PROFILE) == 1
+    assert add_ratings([rated(2)], path) == 2
+    assert load_profile(path) == replace(PROFILE, ratings=(rated(1), rated(2)))
+    other = Profile(name="other", ratings=(rated(9),))
+    assert add_ratings([rated(number) for number in range(999)], path, profile=other) == 1000
+    kept = begin_profile(path)
+    assert (kept.name, kept.ratings) == ("other", (rated(2), *(rated(number) for number in range(999))))
+
+
+@pytest.mark.parametrize(("former", "now"), [((0, 4), (0, 6)), ((0, 4), (2, 6)), ((0, 4), (4, 6)), ((0, 0), (4, 6)), ((0, 6), (0, 6))])
+def test_the_ratings_of_a_program_are_those_after_what_it_began_with(former: tuple[int, int], now: tuple[int, int]) -> None:
+    ratings = [rated(number) for number in range(6)]
+    assert added_ratings(ratings[slice(*former)], ratings[slice(*now)]) == ratings[max(former[1], now[0]) :]
+
+
+def test_a_folder_that_can_not_be_written_is_named_at_the_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"phone\.json: expected a writable folder, got none"):
+        begin_profile(tmp_path / "none" / "phone.json")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ConfigError, match=r"phone\.json: expected a writable folder, got one that can't be"):
+        begin_profile(tmp_path / "phone.json")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no file modes")

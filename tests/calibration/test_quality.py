@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from streamco.calibration.quality import LabelledPrompt, MeasuredAnswer, curve, fit_score, measure_answers, read_labelled
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.errors import ConfigError, EngineError
-from streamco.policies.quality import AnswerFacts, LearnedScore, Perplexity
+from streamco.policies.quality import AnswerFacts, Perplexity
 from streamco.testing.engine import FakeEngine
 from tests.client.helpers import device
 
@@ -119,7 +119,6 @@ def test_the_curve_says_how_many_bad_answers_a_threshold_catches() -> None:
     assert [sum(0.01 + number / 200 < point.min_score for number in range(200)) for point in points] == [20, 40, 60, 100]
     assert points[2].caught_learned == pytest.approx(1.0, abs=0.02)
     assert fit_score(answers).labels == 200
-    assert fit_score(answers[:3], LearnedScore(fit_score(answers).examples)).labels == 203
 
 
 def test_a_point_is_true_of_equal_scores_and_the_same_point_comes_once() -> None:

@@ -20,6 +20,7 @@ from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.errors import ConfigError, EndpointError
 from streamco.policies.quality import AnswerFacts
 from streamco.profiles import Link, PairProfile, Prices, Profile
+from streamco.profiles.rated_answer import RatedAnswer
 from streamco.sim.workload.token_models import FakeDistribution
 from streamco.testing import FakeEngine, ScriptedServer, json_answer
 from tests.server.verifying import SIZE, VOCABULARY, serving, target
@@ -75,6 +76,37 @@ async def test_prompts_that_fail_are_counted_and_the_others_measured(tmp_path: P
     assert "1 of 3 prompts skipped, the first because of: " in output.err
     assert "expected at most" in output.err
     assert "secret" not in output.err
+
+
+async def test_ratings_are_added_to_those_that_came_in_the_meantime(
+    small: FakeEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, prompts = tmp_path / "profile.json", tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "one", "expected": ["B"]}\n')
+    other = RatedAnswer(mean=0.5, tenth=0.1, median=0.5, tokens=3, is_complete=True, prompt_tokens=7, good=False)
+    submit = small.submit
+
+    def rate_and_submit(*args: Any) -> Any:
+        save_profile(Profile(name="mine", ratings=(other,)), path)
+        return submit(*args)
+
+    monkeypatch.setattr(small, "submit", rate_and_submit)
+    assert await calibrate._calibrate_quality(parse("--quality", str(prompts), "--profile", str(path))) == 0
+    kept = load_profile(path)
+    assert (kept.name, kept.ratings[0], [each.good for each in kept.ratings]) == ("mine", other, [False, True])
+    assert f"2 ratings kept in {path}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("--quality", "{}"), ("--pair", "--verifier", "ws://127.0.0.1:9")])
+def test_a_profile_that_can_not_be_written_is_told_before_anything_is_measured(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "one"}\n')
+    monkeypatch.setattr(calibrate, "device_path_of", lambda *_args, **_options: pytest.fail("the model is looked for"))
+    given = [word.format(prompts) for word in words]
+    assert main(["calibrate", *given, "--profile", str(tmp_path / "none" / "profile.json")]) == 2
+    assert "profile.json: expected a writable folder, got none" in capsys.readouterr().err
 
 
 async def test_the_figures_are_printed_and_kept_beside_what_was_known(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -14,6 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from streamco.calibration.profile_store import load_profile, save_profile
+from streamco.cli import chat as chat_command
+from streamco.cli.main import main
+from streamco.endpoints.base import Request
+from streamco.profiles import Profile
+from streamco.profiles.rated_answer import RatedAnswer
+from streamco.testing.endpoint import ScriptedEndpoint, ScriptedStream
 from tests.cli.emulator import painted
 from tests.cli.terminal import ROOT, Terminal, terminal
 
@@ -479,6 +487,26 @@ def test_ctrl_c_during_json_still_prints_the_object() -> None:
 # Usage
 
 
+def test_ratings_are_added_to_those_that_another_chat_has_kept_in_the_meantime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "profile.json"
+    began, other = (
+        RatedAnswer(mean=0.5, tenth=0.1, median=0.5, tokens=3, is_complete=True, prompt_tokens=number, good=False) for number in (7, 8)
+    )
+    save_profile(Profile(ratings=(began,)), path)
+
+    class Busy(ScriptedEndpoint):
+        def open(self, request: Request) -> ScriptedStream:
+            save_profile(Profile(ratings=(began, other)), path)
+            return super().open(request)
+
+    monkeypatch.setattr(chat_command, "make_device", lambda _args: Busy("device", [(0.0, "D")], kind="device", tokens=10, probability=0.9))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\n/good\n"))
+    assert main(["chat", "--lines", "--no-save", "--quality", "gate", "--profile", str(path)]) == 0
+    kept = load_profile(path).ratings
+    assert kept[:2] == (began, other)
+    assert [(round(each.mean, 6), each.good) for each in kept[2:]] == [(0.9, True)]
+
+
 @pytest.mark.long("after the first case")
 @pytest.mark.parametrize(
     ("words", "message"),
@@ -506,6 +534,7 @@ def test_ctrl_c_during_json_still_prints_the_object() -> None:
         (("--temperature", "-1"), "expected a number, 0 or more, got '-1'"),
         (("--theme", "pink"), "invalid choice: 'pink'"),
         (("--no-device", "--server", "m", "--profile", "/nowhere", "--prompt", "a"), "profile: expected a file that can be read"),
+        (("--quality", "gate", "--profile", "/nowhere/p.json", "--prompt", "a"), "p.json: expected a writable folder, got none"),
     ],
 )
 def test_wrong_usage_is_told_in_a_line_and_exits_2(words: tuple[str, ...], message: str) -> None:
