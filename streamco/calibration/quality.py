@@ -135,7 +135,7 @@ async def measure_answers(
     if len(failures) == len(prompts):
         raise failures[0]
     if not found:
-        raise ConfigError("calibrate: expected a device that tells how sure it is of its tokens, got one that doesn't")
+        raise ConfigError("calibrate: expected a device that tells how sure it is of its tokens and doesn't think first, got another")
     return found, failures
 
 
@@ -159,12 +159,14 @@ async def _measure(device: Endpoint, prompt: LabelledPrompt, max_tokens: int) ->
 
 
 async def _answer(receive: Callable[[], Awaitable[object]]) -> tuple[str, list[float]]:
-    """Return a whole answer's text, and the probabilities of its tokens."""
-    text, probabilities = "", list[float]()
+    """Return a whole answer's text, and the probabilities of its tokens; [] if it begins with thinking, which no gate grades."""
+    text, probabilities, thinks = "", list[float](), False
     while isinstance(event := await receive(), TokensReceived):
-        text += "".join(choice.delta.content or "" for chunk in event.chunks for choice in chunk.choices[:1])
+        for delta in (choice.delta for chunk in event.chunks for choice in chunk.choices[:1]):
+            text += delta.content or ""
+            thinks = thinks or bool(not text and (delta.reasoning_content or delta.reasoning or "").strip())
         probabilities += (each.probability for each in event.confidences)
-    return text, probabilities
+    return text, [] if thinks else probabilities
 
 
 def fit_score(answers: Iterable[MeasuredAnswer]) -> LearnedScore:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from streamco.calibration.quality import LabelledPrompt, MeasuredAnswer, curve, fit_score, measure_answers, read_labelled
 from streamco.endpoints.device import DeviceEndpoint
@@ -97,6 +98,15 @@ async def test_each_prompt_is_answered_and_judged() -> None:
 async def test_a_device_that_does_not_tell_how_sure_it_is_cannot_be_measured() -> None:
     with pytest.raises(ConfigError, match="expected a device that tells how sure it is"):
         await measure_answers(device(), [LabelledPrompt(prompt="one")], max_tokens=8, on_progress=lambda *_: None)
+
+
+async def test_answers_that_begin_with_thinking_are_not_measured_because_no_gate_grades_them() -> None:
+    made = FakeEngine(["<think>", "hm", "</think>", "It", " is", " B"], probability=0.4)
+    made.info = replace(made.info, has_reasoning=True)
+    local = DeviceEndpoint(made)
+    with pytest.raises(ConfigError, match="doesn't think first"):
+        await measure_answers(local, [LabelledPrompt(prompt="one")], max_tokens=8, on_progress=lambda *_: None)
+    await local.aclose()
 
 
 async def test_a_prompt_that_fails_is_skipped_and_if_all_do_the_first_error_is_raised() -> None:
