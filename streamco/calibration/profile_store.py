@@ -37,12 +37,12 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
 def save_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
     """Write a profile to a file. A reader, also after a crash, sees the whole old file or the whole new one.
 
-    Fields of the old file stay if only a later version of the package knows them.
+    Fields of the old file stay if only a later version of the package knows them. A link stays one.
 
     Raises:
         ConfigError: the folder or the file can't be written.
     """
-    target = Path(path).expanduser()
+    target = Path(path).expanduser().resolve()
     try:
         former = _read(target)
     except OSError:
@@ -68,7 +68,7 @@ def begin_profile(path: str | os.PathLike[str] | None) -> Profile:
     if path is None:
         return Profile()
     target = Path(path).expanduser()
-    if not os.access(target.parent, os.W_OK):
+    if not (target.parent.is_dir() and os.access(target.parent, os.W_OK | os.X_OK)):
         got = "one that can't be" if target.parent.is_dir() else "none"
         raise ConfigError(f"{target}: expected a writable folder, got {got}")
     return load_profile(target) if target.exists() else Profile()

@@ -33,6 +33,20 @@ def test_saving_replaces_and_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["phone.json"]
 
 
+def test_a_link_to_a_profile_stays_one(tmp_path: Path) -> None:
+    path, link = tmp_path / "phone.json", tmp_path / "link.json"
+    save_profile(PROFILE, path)
+    link.symlink_to(path)
+    save_profile(replace(PROFILE, name="renamed"), link)
+    assert (link.is_symlink(), load_profile(path).name) == (True, "renamed")
+
+
+def test_a_folder_that_is_none_is_named_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError, match="expected a writable folder, got none"):
+        begin_profile(tmp_path / "file" / "phone.json")
+
+
 def test_fields_of_a_later_version_stay_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "phone.json"
     later = json.loads(PROFILE.to_json()) | {"name": "old", "colour": {"screen": [1, 2.5, None]}, "quality": {"device": 0.3}}
