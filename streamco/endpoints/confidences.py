@@ -21,8 +21,8 @@ def take_confidences(chunks: Iterable[ChatCompletionChunk], *, strips: bool) -> 
     """
     found = []
     for chunk in chunks:
-        for choice in chunk.choices[:1]:
-            content = choice.logprobs.get("content") if isinstance(choice.logprobs, dict) else None
+        for choice in chunk.choices:
+            content = choice.logprobs.get("content") if isinstance(choice.logprobs, dict) and choice.index == 0 else None
             if (choice.delta.reasoning_content or choice.delta.reasoning) and not choice.delta.content:
                 content = None
             for entry in content if isinstance(content, list) else ():

@@ -404,17 +404,20 @@ class OpenAIEndpoint:
         if transfer is not None and is_client_error(error.status) and changes.pop("MessagePack", ""):
             # JSON is refused as well: the form was not the reason.
             self._transfer = msgspec.structs.replace(transfer, is_binary=True)
-        if not call.strips_logprobs and changes.pop("logprobs", ""):
-            self._dialect.has_logprobs = True  # it is refused without them as well: they were not the reason
+        if call.strips_logprobs and "logprobs" in error.body:
+            self._dialect.has_logprobs = False
+            return True
         if self._capabilities.pre_copy == "append" and error.status in {400, 422} and PREFILL_FIELD in error.body:
             self._capabilities = msgspec.structs.replace(self._capabilities, pre_copy="warm")
             return True
-        if not (call.strips_logprobs and "logprobs" in error.body) and self._dialect.adapt(error, call.body, changes):
+        if self._dialect.adapt(error, call.body, changes):
             return True
-        if call.strips_logprobs and (error.status == 500 or is_client_error(error.status)):
+        if call.strips_logprobs and is_client_error(error.status):
             self._dialect.has_logprobs = False
             changes["logprobs"] = f"log-probabilities aren't asked for any more, because a request for them was refused ({error.status})"
             return True
+        if changes.pop("logprobs", ""):
+            self._dialect.has_logprobs = True  # it is refused without them as well: they were not the reason
         return False
 
     async def _prepare(self, request: Request) -> StreamCall:
@@ -447,7 +450,8 @@ class OpenAIEndpoint:
         is_answer, request = not request.prefill_only, self._dialect.fit(request)
         model = request.model or self.model
         asks = is_answer and request.is_graded and self._dialect.has_logprobs and self.api == "chat" and request.prompt_ids is None
-        asks = asks and not request.extra.get("logprobs")
+        asks = asks and not any(request.extra.get(name) for name in ("logprobs", "tools", "functions"))
+        asks = asks and (request.extra.get("n") or 1) == 1  # llama.cpp's server refuses them beside tools
         if asks:
             request = msgspec.structs.replace(request, extra={**request.extra, "logprobs": True})
         extra = self._extra(request) if is_answer else request.extra

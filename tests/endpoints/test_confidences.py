@@ -80,8 +80,12 @@ async def test_a_graded_answer_has_confidences_and_the_caller_gets_what_it_asked
         assert any(choice.logprobs for event in events for chunk in event.chunks for choice in chunk.choices) is has
 
 
-@pytest.mark.parametrize("why", ["logprobs is not supported by this model", "bad request"])
-@pytest.mark.parametrize("status", [400, 422, 500])
+NAMED = "logprobs is not supported by this model"
+
+
+@pytest.mark.parametrize(
+    ("status", "why"), [(400, "bad request"), (422, "bad request"), *((status, NAMED) for status in (400, 403, 404, 422, 429, 500, 503))]
+)
 async def test_a_server_that_refuses_them_is_asked_again_without_and_never_again_with(status: int, why: str) -> None:
     async with ScriptedServer() as server:
         device = await serving(server, answering(0.25, refuses=status, why=why))
@@ -100,6 +104,43 @@ async def test_a_server_that_refuses_everything_keeps_being_asked_for_them() -> 
                 await received(device, replace(HELLO, is_graded=True))
         await device.aclose()
     assert [request.json().get("logprobs") for request in server.requests if request.path == "/v1/chat/completions"] == [True, None] * 2
+
+
+async def test_a_server_that_is_down_for_a_moment_is_asked_for_them_again() -> None:
+    asked = 0
+
+    def answer(request: RecordedRequest) -> Any:
+        nonlocal asked
+        asked += 1
+        return json_answer({"error": {"message": "internal"}}, status=500) if asked == 1 else answering(0.25)(request)
+
+    async with ScriptedServer() as server:
+        device = await serving(server, answer)
+        assert any(event.confidences for event in await received(device, replace(HELLO, is_graded=True, max_retries=1)))
+        await device.aclose()
+
+
+async def test_two_fields_may_be_refused_one_after_the_other() -> None:
+    def answer(request: RecordedRequest) -> Any:
+        body = request.json()
+        for name in ("logprobs", "stream_options"):
+            if name in body:
+                return json_answer({"error": {"message": f"Unsupported parameter: '{name}'.", "param": name}}, status=400)
+        return answering(0.25)(request)
+
+    async with ScriptedServer() as server:
+        device = await serving(server, answer)
+        assert await received(device, replace(HELLO, is_graded=True))
+        await device.aclose()
+
+
+@pytest.mark.parametrize("extra", [{"tools": [{"type": "function", "function": {"name": "f"}}]}, {"n": 2}])
+async def test_requests_that_are_never_graded_do_not_ask(extra: dict[str, Any]) -> None:
+    async with ScriptedServer() as server:
+        device = await serving(server, answering(0.25))
+        await received(device, replace(HELLO, is_graded=True, extra=extra))
+        await device.aclose()
+    assert "logprobs" not in server.requests[-1].json()
 
 
 async def test_what_was_refused_is_noted_once() -> None:
@@ -171,6 +212,9 @@ def test_what_is_no_log_probability_is_left_out() -> None:
     def chunk(logprobs: Any) -> ChatCompletionChunk:
         return ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(content="x"), logprobs=logprobs)])
 
+    second = ChunkChoice(index=1, delta=ChoiceDelta(content="y"), logprobs={"content": [{"logprob": -1.0}]})
+    assert take_confidences([ChatCompletionChunk(choices=[second])], strips=True) == ()
+    assert second.logprobs is None
     thought = ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(reasoning="x"), logprobs={"content": [{"logprob": -1.0}]})])
     assert take_confidences([thought], strips=False) == ()
     odd: list[Any] = [None, [], {}, {"content": None}, {"content": [None, {}, {"logprob": None}, {"logprob": "x"}, {"logprob": 2.0}]}]
