@@ -164,7 +164,7 @@ async def _answer(receive: Callable[[], Awaitable[object]]) -> tuple[str, list[f
     while isinstance(event := await receive(), TokensReceived):
         for delta in (choice.delta for chunk in event.chunks for choice in chunk.choices[:1]):
             text += delta.content or ""
-            thinks = thinks or bool(not text and (delta.reasoning_content or delta.reasoning or "").strip())
+            thinks = thinks or bool(not text.strip() and (delta.reasoning_content or delta.reasoning or "").strip())
         probabilities += (each.probability for each in event.confidences)
     return text, [] if thinks else probabilities
 

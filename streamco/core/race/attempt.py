@@ -24,9 +24,14 @@ from streamco.core.confidence import ConfidenceMeter
 from streamco.core.race.restart import Diverged, RestartFilter
 from streamco.errors import EndpointError
 from streamco.events import Partial, TokenConfidence, TokensReceived
-from streamco.openai_types import ChatCompletionChunk, CompletionUsage
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, CompletionUsage
 
-__all__ = ["Attempt", "AttemptState", "AttemptPlan", "ReadAhead"]
+__all__ = ["Attempt", "AttemptState", "AttemptPlan", "ReadAhead", "has_said"]
+
+
+def has_said(delta: ChoiceDelta) -> bool:
+    """Return True if a delta has a part of the answer itself, beside blanks and thinking."""
+    return bool((delta.content or "").strip() or delta.tool_calls or delta.refusal or delta.function_call is not None)
 
 
 class AttemptPlan(Struct, frozen=True):
@@ -123,6 +128,7 @@ class Attempt:
         self.setback: EndpointError | None = None  # a failure after which the endpoint asked its server again
         self.held: list[ChatCompletionChunk] = []  # chunks without content from before the race was decided
         self.confidence = ConfidenceMeter()
+        self.thinks: bool | None = None  # the answer began with a model's thinking; None: it hasn't begun
         self._early: _EarlyTokens | None = None
         self._is_rated = False  # later tokens say nothing about the rate
 
@@ -224,6 +230,11 @@ class Attempt:
     def hold(self, chunks: list[ChatCompletionChunk]) -> None:
         """Keep chunks until the race is decided."""
         self.held += chunks
+        for delta in (choice.delta for chunk in chunks for choice in chunk.choices[:1]):
+            if self.thinks is None and has_said(delta):
+                self.thinks = False
+            elif self.thinks is None and (delta.reasoning_content or delta.reasoning or "").strip():
+                self.thinks = True
 
     def take_held(self) -> list[ChatCompletionChunk]:
         """Return the chunks that were kept, once."""

@@ -11,6 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from streamco.core.race.attempt import has_said
 from streamco.events import TokensReceived
 
 __all__ = ["GatePlan", "HeldBeginning", "Verdict"]
@@ -94,7 +95,8 @@ class HeldBeginning:
     @property
     def is_blind(self) -> bool:
         """True if text was graded of which the endpoint told nothing; a single token may lack its probability."""
-        return self.verdict is not None and self._text_tokens > 1 and not self.thinks and not self._probabilities
+        is_enough = self._text_tokens >= min(2, self.plan.tokens)
+        return self.verdict is not None and is_enough and not self.thinks and not self._probabilities
 
     @property
     def waits(self) -> bool:
@@ -110,14 +112,12 @@ class HeldBeginning:
         """Return True if tokens of this endpoint are held back."""
         return not self.is_open and source == self.plan.source
 
-    def take(self, event: TokensReceived) -> None:
-        """Take tokens of the answer's beginning."""
+    def take(self, event: TokensReceived, *, thinks: bool) -> None:
+        """Take tokens of the answer's beginning; ``thinks``: it began with thinking."""
         self.tokens += event.tokens
-        for choice in (choice for chunk in event.chunks for choice in chunk.choices[:1]):
-            if choice.delta.content:
-                self._text_tokens += event.tokens
-                break
-            self.thinks = self.thinks or bool((choice.delta.reasoning_content or choice.delta.reasoning or "").strip())
+        self.thinks = thinks
+        if any(choice.delta.content or has_said(choice.delta) for chunk in event.chunks for choice in chunk.choices[:1]):
+            self._text_tokens += event.tokens
         if self.verdict is None and not self.thinks:
             self._probabilities += (each.probability for each in event.confidences)
 

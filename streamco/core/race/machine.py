@@ -259,7 +259,7 @@ class RaceMachine:
         """Let an attempt win by its first tokens, unless the gate holds them, or those of a device that had begun before."""
         gate = self.gate
         if gate is not None and gate.holds(attempt.source):
-            gate.take(event)
+            gate.take(event, thinks=bool(attempt.thinks))
             if gate.verdict is None and gate.tokens and (alone := self._why_alone(gate)):
                 self._let_pass(now, alone)
             elif gate.verdict is None and gate.is_ready:
@@ -339,7 +339,7 @@ class RaceMachine:
         device = self.attempts[gate.plan.source]
         others = [attempt for attempt in self.attempts.values() if attempt is not device and attempt.state is AttemptState.OPEN]
         is_asked = any(attempt.trouble is None for attempt in others)
-        asked = None if is_asked else self._start_next(now)
+        asked = None if is_asked or (others and gate.plan.obstacle) else self._start_next(now)
         gate.wait(now, at=now - self.began, asked=None if asked is None else asked.source)
         if device.state is AttemptState.OPEN:
             gate.is_paused = True

@@ -23,7 +23,7 @@ from streamco.core.race.gate import GatePlan, HeldBeginning
 from streamco.core.race.machine import Fatal, RaceMachine, RacePlan
 from streamco.errors import EndpointConnectError, EndpointError, EndpointStatusError, EndpointTimeoutError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, StreamRetrying, TokenConfidence, TokensReceived
-from streamco.openai_types import ChoiceDelta
+from streamco.openai_types import ChoiceDelta, ToolCallDelta
 from streamco.testing.endpoint import text_chunk
 from tests.core.race.test_machine import text_of
 
@@ -367,6 +367,31 @@ def test_thinking_passes_at_once_and_is_not_graded(sure: float | None) -> None:
     assert text_of(machine.take_commands()) == "a"
     assert (held(machine).verdict, held(machine).unscored_because) == ("not graded", "it thinks before it answers")
     assert (held(machine).graded_tokens, held(machine).is_blind) == (0, False)
+
+
+@pytest.mark.parametrize("delta", [ChoiceDelta(refusal="no"), ChoiceDelta(tool_calls=[ToolCallDelta(index=0)])])
+def test_whatever_is_no_thinking_counts(delta: ChoiceDelta) -> None:
+    machine = make(("server", None), ("device", 0.0))
+    for _ in range(HELD):
+        event = said("device", "")
+        event.chunks[0].choices[0].delta = delta
+        machine.receive(event, now=0.1)
+    assert (held(machine).verdict, held(machine).is_blind) == ("not graded", True)
+
+
+def test_a_single_token_tells_that_the_device_is_silent_if_no_more_are_held() -> None:
+    machine = make(("server", None), ("device", 0.0), tokens=1)
+    machine.receive(said("device", "a"), now=0.1)
+    assert held(machine).is_blind
+
+
+def test_a_budget_that_is_spent_is_not_overdrawn_for_a_server_that_asks_again_later() -> None:
+    machine = make(("server", 0.0), ("device", 0.0), ("other", None), obstacle="the budget is spent")
+    machine.receive(said("device", "a", sure=0.2), now=0.1)
+    machine.attempts["server"].setback = FAILED
+    machine.take_commands()
+    machine.receive(said("device", "b", "c", "d", sure=0.2), now=0.4)
+    assert machine.take_commands() == [PauseStream("device")]
 
 
 def test_an_empty_thought_is_none() -> None:

@@ -215,6 +215,8 @@ def facts_of(dispatched: DispatchRecord, machine: RaceMachine, tokens: int) -> A
     attempt = machine.attempts.get(dispatched.device or "")
     if attempt is None or attempt.state is not AttemptState.ENDED or not attempt.has_won or not attempt.confidence.first:
         return None
+    if attempt.thinks:
+        return None  # no such answer is graded
     return AnswerFacts(
         probabilities=tuple(attempt.confidence.first[:tokens]),
         is_complete=attempt.tokens <= tokens,
