@@ -463,6 +463,7 @@ class Play:
     def _event(self, source: str, change: str, sure: float | None) -> Event | None:
         if change in {"ends", "fails"}:
             self.live.discard(source)
+            self.paused.discard(source)  # its end was under way when it was told to stop
             return StreamEnded(source, "stop") if change == "ends" else StreamFailed(source, EndpointConnectError("gone", endpoint=source))
         if change == "retries":
             return None if self.given[source] else StreamRetrying(source, FAILED, 1.0)
