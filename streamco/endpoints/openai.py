@@ -450,8 +450,8 @@ class OpenAIEndpoint:
         is_answer, request = not request.prefill_only, self._dialect.fit(request)
         model = request.model or self.model
         asks = is_answer and request.is_graded and self._dialect.has_logprobs and self.api == "chat" and request.prompt_ids is None
-        asks = asks and not any(request.extra.get(name) for name in ("logprobs", "tools", "functions"))
-        asks = asks and (request.extra.get("n") or 1) == 1  # llama.cpp's server refuses them beside tools
+        asks = asks and not any(request.extra.get(name) for name in ("logprobs", "tools", "functions"))  # llama.cpp's server: no tools
+        asks = asks and (request.extra.get("n") or 1) == 1
         if asks:
             request = msgspec.structs.replace(request, extra={**request.extra, "logprobs": True})
         extra = self._extra(request) if is_answer else request.extra
