@@ -211,7 +211,9 @@ CONFIGS = st.builds(
         seed=st.none() | st.integers(0, 2**62),
         quality=st.none()
         | st.just("gate")
-        | st.builds(QualityTable, min_score=st.none() | st.floats(0, 1), tokens=st.integers(1, 16), max_wait=st.floats(0, 3600)),
+        | st.builds(
+            QualityTable, min_score=st.none() | st.floats(0, 1), tokens=st.integers(1, 16), max_wait=st.floats(0, 3600, exclude_min=True)
+        ),
     ),
     migration=st.builds(
         MigrationOptions,
