@@ -373,37 +373,23 @@ class _Stream:
             self._wait(self._gap * min(self._burst, self._total - self._sent))
 
 
-class _PlacedStream:
-    """A device's stream that begins when there is a place for it, and the prompts before it have been read.
+class _DeferredStream:
+    """A stream that begins later than it was asked for, or never.
 
     Args:
-        begin: begins the stream, whose tokens take so many times as long as in an answer alone.
-        cancel_takes: seconds that a cancel needs.
+        cancel_takes: seconds that a cancel needs before it has begun.
     """
 
-    def __init__(
-        self,
-        env: simpy.Environment,
-        emit: Callable[[Event], None],
-        places: DevicePlaces,
-        begin: Callable[[Callable[[Event], None], float], _Stream],
-        *,
-        cancel_takes: float,
-    ) -> None:
+    def __init__(self, env: simpy.Environment, emit: Callable[[Event], None], *, cancel_takes: float) -> None:
         self._env = env
         self._emit = emit
-        self._places = places
-        self._begin = begin
         self._cancel_takes = cancel_takes
         self._stream: _Stream | None = None
         self._is_cancelled = False
-        self._held = [places.answers.request()]
-        self._held[0].callbacks.append(self._wait_for_turn)
 
     def cancel(self, released: Callable[[], None]) -> None:
-        """Stop the stream, or wait no longer."""
+        """Stop the stream, or begin it no more."""
         self._is_cancelled = True
-        self._free()
         if self._stream is None:
             call_at(self._env, self._cancel_takes, released)
         else:
@@ -418,6 +404,34 @@ class _PlacedStream:
         """Go on after ``pause``."""
         if self._stream is not None:
             self._stream.resume()
+
+
+class _PlacedStream(_DeferredStream):
+    """A device's stream that begins when there is a place for it, and the prompts before it have been read.
+
+    Args:
+        begin: begins the stream, whose tokens take so many times as long as in an answer alone.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        emit: Callable[[Event], None],
+        places: DevicePlaces,
+        begin: Callable[[Callable[[Event], None], float], _Stream],
+        *,
+        cancel_takes: float,
+    ) -> None:
+        super().__init__(env, emit, cancel_takes=cancel_takes)
+        self._places = places
+        self._begin = begin
+        self._held = [places.answers.request()]
+        self._held[0].callbacks.append(self._wait_for_turn)
+
+    def cancel(self, released: Callable[[], None]) -> None:
+        """Stop the stream, or wait no longer."""
+        self._free()
+        super().cancel(released)
 
     def _wait_for_turn(self, _: simpy.Event) -> None:
         if not self._is_cancelled:
@@ -440,7 +454,7 @@ class _PlacedStream:
             request.resource.release(request)
 
 
-class _LimitedStream:
+class _LimitedStream(_DeferredStream):
     """A server's stream that begins if its limit allows it; if not, the client asks again when the server has said, as a live one does.
 
     Args:
@@ -458,33 +472,12 @@ class _LimitedStream:
         begin: Callable[[], _Stream],
         retries: Retries,
     ) -> None:
-        self._env = env
-        self._emit = emit
+        super().__init__(env, emit, cancel_takes=0.0)
         self._server = server
         self._limit = limit
         self._begin = begin
         self._retries = retries
-        self._stream: _Stream | None = None
-        self._is_cancelled = False
         self._ask()
-
-    def cancel(self, released: Callable[[], None]) -> None:
-        """Stop the stream, or ask no more."""
-        self._is_cancelled = True
-        if self._stream is None:
-            call_at(self._env, 0.0, released)
-        else:
-            self._stream.cancel(released)
-
-    def pause(self) -> None:
-        """Stop where it is."""
-        if self._stream is not None:
-            self._stream.pause()
-
-    def resume(self) -> None:
-        """Go on after ``pause``."""
-        if self._stream is not None:
-            self._stream.resume()
 
     def _ask(self) -> None:
         if self._is_cancelled:
