@@ -130,8 +130,6 @@ class PendingAnswer:
 
     def rate(self, good: bool) -> bool:
         """Say whether the answer was good; see ``Client.rate``."""
-        if not isinstance(good, bool):
-            raise ConfigError(f"good: expected True or False, got {good!r}")
         return self._settings.planner.rate(self._asked.log.key, good=good)
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from secrets import token_hex
 from typing import Generic, TypeVar
 
@@ -32,14 +33,17 @@ class AnswerLog:
 
     Attributes:
         request_id: 16 hexadecimal digits, or what the caller named the request.
-        key: names this answer alone, and can't be guessed.
         is_detailed: True if decisions are logged. It is read once, so that the hot path asks nothing.
     """
 
     def __init__(self, request_id: str = "") -> None:
         self.request_id = request_id or token_hex(8)
-        self.key = token_hex(16)
         self.is_detailed = _logger.isEnabledFor(logging.DEBUG)
+
+    @cached_property
+    def key(self) -> str:
+        """Names this answer alone, and can't be guessed; made when it is first asked for, because most answers are never rated."""
+        return token_hex(16)
 
     def dispatched(self, decision: DispatchReport) -> None:
         """Log which endpoint starts when, and why."""

@@ -281,8 +281,6 @@ class Client:
             ConfigError: the client has no ``Race(quality=...)``, or ``good`` is neither True nor False.
             UsageError: there is no such answer, or it was rated before.
         """
-        if not isinstance(good, bool):
-            raise ConfigError(f"good: expected True or False, got {good!r}")
         return self._settings.planner.rate(request_id, good=good)
 
     @property

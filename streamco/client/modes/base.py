@@ -305,9 +305,15 @@ class ClientPlanner(Planner):
         """Learn from the rating of an answer; return False if there is nothing to be learned from it.
 
         Raises:
-            ConfigError: answers are not graded.
+            ConfigError: answers are not graded, or ``good`` is neither True nor False.
             UsageError: there is no such answer to be rated.
         """
+        if not isinstance(good, bool):
+            raise ConfigError(f"good: expected True or False, got {good!r}")
+        return self.learn_rating(request_id, good)
+
+    def learn_rating(self, request_id: str, good: bool) -> bool:
+        """Learn from a rating that has been checked; see ``rate``."""
         raise ConfigError("rate: expected a client with mode=Race(quality=...), which learns from ratings, got one without")
 
 
@@ -449,6 +455,6 @@ class Fallback(ClientPlanner):
         """Return what was learned so far."""
         return self.last.profile()
 
-    def rate(self, request_id: str, *, good: bool) -> bool:
+    def learn_rating(self, request_id: str, good: bool) -> bool:
         """Learn from the rating of an answer; see ``ClientPlanner``."""
-        return self.last.rate(request_id, good=good)
+        return self.last.learn_rating(request_id, good)

@@ -117,10 +117,10 @@ class RacePlanner(ClientPlanner):
         """Return what was learned so far."""
         return self.dispatcher.profile()
 
-    def rate(self, request_id: str, *, good: bool) -> bool:
+    def learn_rating(self, request_id: str, good: bool) -> bool:
         """Learn from the rating of an answer; see ``ClientPlanner``."""
         if self.dispatcher.grader is None:
-            return super().rate(request_id, good=good)
+            return super().learn_rating(request_id, good)
         return self.dispatcher.grader.rate(request_id, good)
 
 
