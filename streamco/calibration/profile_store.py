@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -74,20 +76,20 @@ def begin_profile(path: str | os.PathLike[str] | None) -> Profile:
     return load_profile(target) if target.exists() else Profile()
 
 
-def add_ratings(ratings: Iterable[RatedAnswer], path: str | os.PathLike[str], *, profile: Profile | None = None) -> int:
+def add_ratings(ratings: Iterable[RatedAnswer], path: str | os.PathLike[str], changes: Mapping[str, Any] = MappingProxyType({})) -> int:
     """Write a profile with the ratings that its file has now, which may be another program's, and new ones; return how many there are.
 
     Args:
         ratings: the new ones, oldest first. The latest 1,000 of all stay.
         path: the file; it need not exist.
-        profile: the other figures; None: they stay as they are in the file.
+        changes: other fields that are new; all else stays as it is in the file.
 
     Raises:
         ConfigError: the file can't be read or written, or holds no profile.
     """
     now = begin_profile(path)
     kept = (*now.ratings, *ratings)[-MAX_LABELS:]
-    save_profile(replace(profile or now, ratings=kept), path)
+    save_profile(replace(now, **changes, ratings=kept), path)
     return len(kept)
 
 

@@ -281,7 +281,7 @@ def _keep_profile(client: Client, former: Profile, path: Path) -> None:
     learned = Profile.from_json(client.profile())
     names = (name for name in learned.__struct_fields__ if name != "ratings")
     changed = {name: value for name in names if (value := getattr(learned, name)) != getattr(former, name)}
-    add_ratings(added_ratings(former.ratings, learned.ratings), path, profile=replace(_begin_profile(path), **changed))
+    add_ratings(added_ratings(former.ratings, learned.ratings), path, changed)
 
 
 def _mode(name: str, race: Race, verifier: VerifierSetting, drafter: Drafter) -> Mode:
