@@ -108,6 +108,11 @@ class HeldBeginning:
         """When the reader has waited for long enough; None: nobody waits."""
         return self._deadline if self.waits else None
 
+    @property
+    def is_holding(self) -> bool:
+        """True if tokens are held back now."""
+        return not self.is_open and self.tokens > 0
+
     def holds(self, source: str) -> bool:
         """Return True if tokens of this endpoint are held back."""
         return not self.is_open and source == self.plan.source

@@ -273,7 +273,7 @@ class RaceMachine:
 
     def _is_sure(self, gate: HeldBeginning, now: float) -> bool:
         """Return True if the device has begun, and is sure of what it has so far: another endpoint's first tokens don't wait for more."""
-        if gate.is_open or not gate.tokens or gate.verdict is not None or self.attempts[gate.plan.source].state is not AttemptState.OPEN:
+        if not gate.is_holding or gate.verdict is not None or self.attempts[gate.plan.source].state is not AttemptState.OPEN:
             return False
         return gate.grade(is_complete=False, at=now - self.began)
 
@@ -405,7 +405,7 @@ class RaceMachine:
                 self._complete(attempt, now)
         elif was is AttemptState.PREPARING:
             self._receive_prepared(attempt, now)
-        elif was is AttemptState.OPEN and self.gate is not None and self.gate.holds(attempt.source) and self.gate.tokens:
+        elif was is AttemptState.OPEN and self.gate is not None and self.gate.is_holding and self.gate.holds(attempt.source):
             if self.gate.verdict is None and self.finished is None:
                 self._grade(self.gate, now, is_complete=True)
         elif was is AttemptState.OPEN:
@@ -473,7 +473,7 @@ class RaceMachine:
         if is_late:
             return True
         gate = self.gate
-        if gate is not None and not gate.is_open and gate.tokens and failed.source != gate.plan.source:
+        if gate is not None and gate.is_holding and failed.source != gate.plan.source:
             is_there = self.attempts[gate.plan.source].state in {AttemptState.OPEN, AttemptState.ENDED}
             if is_there and (gate.verdict is None or self.plan.fatal != "all"):
                 return False
@@ -676,7 +676,7 @@ class RaceMachine:
         if any(attempt.state is AttemptState.OPEN for attempt in attempts):
             return
         empty = next((attempt for attempt in attempts if attempt.state is AttemptState.ENDED), None)
-        is_broken = self.gate is not None and not self.gate.is_open and self.gate.tokens
+        is_broken = self.gate is not None and self.gate.is_holding
         if empty is not None and not is_broken:
             self._win_after_end(empty, 0, now)
             return
@@ -685,7 +685,7 @@ class RaceMachine:
     def _deliver_broken(self, now: float) -> None:
         """Deliver what is held behind the gate before the error: what has come of an answer is not lost."""
         gate = self.gate
-        if gate is None or gate.is_open or not gate.tokens or self.winner is not None:
+        if gate is None or not gate.is_holding or self.winner is not None:
             return
         broken = self.attempts[gate.plan.source]
         gate.open("no other endpoint gave an answer")
