@@ -9,7 +9,6 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from weakref import WeakSet
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from streamco.config import SamplingOptions, Timeouts
 from streamco.core.report_parts import SplitFigures
@@ -34,7 +33,6 @@ __all__ = [
     "WrittenStream",
     "check_prices",
     "estimate_tokens",
-    "graded",
     "new_completion_id",
     "split_figures_of",
     "watch_retries",
@@ -271,11 +269,6 @@ def watch_retries(stream: EndpointStream, on_retry: OnRetry) -> None:
     """Have a stream call this before it asks its server again; streams that never ask again don't take it."""
     if hasattr(stream, "on_retry"):
         stream.on_retry = on_retry
-
-
-def graded(request: Request, endpoint: Endpoint) -> Request:
-    """Return the request for an endpoint whose answer is graded; one that tells by itself how sure it is gets the same."""
-    return replace(request, is_graded=True) if getattr(endpoint, "takes_grades", False) else request
 
 
 def pause(stream: EndpointStream) -> None:

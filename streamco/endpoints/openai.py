@@ -85,8 +85,6 @@ class OpenAIEndpoint:
     """
 
     kind: Kind = "server"
-    takes_grades = True
-    """It can be asked how sure its model is of its tokens (``Request.is_graded``)."""
     _key_header: str | None = None
     """Name of the header that has the key; None: the provider's."""
 
@@ -449,10 +447,7 @@ class OpenAIEndpoint:
         """Return the HTTP request; ``is_binary``: with a body in MessagePack, if its values have a form there."""
         is_answer, request = not request.prefill_only, self._dialect.fit(request)
         model = request.model or self.model
-        asks = is_answer and request.is_graded and self._dialect.has_logprobs and self.api == "chat" and request.prompt_ids is None
-        asks = asks and not any(request.extra.get(name) for name in ("logprobs", "tools", "functions"))  # llama.cpp's server: no tools
-        asks = asks and (request.extra.get("n") or 1) == 1
-        if asks:
+        if asks := self._asks_for_logprobs(request):
             request = msgspec.structs.replace(request, extra={**request.extra, "logprobs": True})
         extra = self._extra(request) if is_answer else request.extra
         api, path, body = self._build_body(request, model, extra)
@@ -476,6 +471,13 @@ class OpenAIEndpoint:
             return StreamCall(url, headers, sent, api, held, codec, choices, unstreamed, is_graded=is_graded, strips_logprobs=asks)
         except (TypeError, UnicodeEncodeError, OverflowError, RecursionError) as exc:
             raise ConfigError(f"request: expected values that JSON has a form for, got {exc}") from exc
+
+    def _asks_for_logprobs(self, request: Request) -> bool:
+        """Return True if log-probabilities are asked for that the caller doesn't get; llama.cpp's server refuses them beside tools."""
+        if request.prefill_only or not request.is_graded or self.api != "chat" or request.prompt_ids is not None:
+            return False
+        is_plain = not any(request.extra.get(name) for name in ("logprobs", "tools", "functions"))
+        return self._dialect.has_logprobs and is_plain and (request.extra.get("n") or 1) == 1
 
     def _takes_ids(self, request: Request, partial: Partial) -> bool:
         """Return True if, for this request, template and vocabulary of the server are those of the local model."""

@@ -54,7 +54,6 @@ class AnthropicEndpoint(OpenAIEndpoint):
         ConfigError: a URL, key, name or limit is missing or wrong.
     """
 
-    takes_grades = False
     _key_header = "x-api-key"
 
     def __init__(
@@ -100,6 +99,7 @@ class AnthropicEndpoint(OpenAIEndpoint):
             rng=rng,
         )
         self._max_tokens = max_tokens
+        self._dialect.has_logprobs = False
 
     def __repr__(self) -> str:
         return f"AnthropicEndpoint({self.model!r}, base_url={self.base_url!r}, name={self.name!r})"

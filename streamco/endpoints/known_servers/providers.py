@@ -252,7 +252,7 @@ class Dialect:
         self.stream_refusals = StreamRefusals()
         """What this server doesn't stream."""
         self.has_logprobs = True
-        """It has not refused to tell log-probabilities."""
+        """It has log-probabilities, and has not refused to tell them."""
         self.refused_fields: frozenset[str] = frozenset()
         """Fields of assistant messages, such as another server wrote, that this server refuses."""
 

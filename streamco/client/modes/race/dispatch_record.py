@@ -47,7 +47,6 @@ class DispatchRecord:
         gate: decides whether the device's answer is good enough; None: nothing does.
         gate_reservation: the part of the reservation for a server that is asked because of a low score; None: nothing grades answers.
         not_graded: why nothing does, though that was asked for, as a clause; "": it does, or wasn't asked for.
-        is_rated: how sure the device is of its tokens is wanted, because a score is learned from the ratings of its answers.
     """
 
     def __init__(
@@ -75,7 +74,6 @@ class DispatchRecord:
         gate: GatePlan | None = None,
         gate_reservation: Reservation | None = None,
         not_graded: str = "",
-        is_rated: bool = False,
     ) -> None:
         self.sides = sides
         self.obstacles = obstacles
@@ -88,7 +86,6 @@ class DispatchRecord:
         self.gate = gate
         self.gate_reservation = gate_reservation
         self.not_graded = not_graded
-        self.is_rated = is_rated
         self.barred: Sequence[BarredMove] = ()
         self.attempts = attempts
         self.device = device
@@ -104,6 +101,11 @@ class DispatchRecord:
         self._note = note
         self._logged_reason = logged_reason or decision.reason  # as the decision's, without words of the caller's
         self._logged_note = note
+
+    @property
+    def is_rated(self) -> bool:
+        """True if it is wanted how sure the device is of its tokens: for the gate, or to learn from ratings of its answers."""
+        return self.gate_reservation is not None
 
     @property
     def prompt_tokens(self) -> int:

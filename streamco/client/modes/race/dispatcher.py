@@ -44,6 +44,7 @@ from streamco.policies.dispatch import DeviceOnly, DispatchPolicy, ServerOnly, S
 from streamco.policies.eligibility import Eligibility, Gate, RequestFacts, check_eligibility, restrict
 from streamco.policies.quality import LearnedScore
 from streamco.profiles import ModelShape, Prices, Profile
+from streamco.profiles.rated_answer import RatedAnswer
 
 __all__ = ["DispatchOptions", "Dispatcher"]
 
@@ -154,7 +155,7 @@ class Dispatcher:
         )
         other._migration = self._migration.copy()
         other._pair = self._pair
-        other._ratings = self._ratings if self.grader is None else tuple(self.grader.learned.examples)
+        other._ratings = self._known_ratings
         if other.grader is not None and self.grader is not None:
             other.grader.share(self.grader)
         elif other.grader is not None:
@@ -172,14 +173,18 @@ class Dispatcher:
 
     def profile(self) -> bytes:
         """Return what is known now, as the JSON of a ``Profile``."""
-        ratings = self._ratings if self.grader is None else tuple(self.grader.learned.examples)
         return replace(
             self._learner.profile(),
             answers=self._migration.answers,
             pair=self._pair,
             quality=dict(self._migration.quality),
-            ratings=ratings,
+            ratings=self._known_ratings,
         ).to_json()
+
+    @property
+    def _known_ratings(self) -> tuple[RatedAnswer, ...]:
+        """The ratings so far; without a gate those that the profile had."""
+        return self._ratings if self.grader is None else tuple(self.grader.learned.examples)
 
     @property
     def kept_out(self) -> Side | None:
@@ -321,7 +326,6 @@ class Dispatcher:
             else None,
             gate_reservation=part,
             not_graded=not_graded,
-            is_rated=self.grader is not None,
             note=_note(unavailable) + "".join(f"; not for {server.name}" for server in servers if able and server not in able),
         )
 

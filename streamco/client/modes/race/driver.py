@@ -46,7 +46,6 @@ from streamco.endpoints.base import (
     Request,
     WrittenStream,
     changes_of,
-    graded,
     idle_of,
     joules_of,
     pause,
@@ -265,7 +264,8 @@ class RaceDriver(TaskDriver[Event, Command]):
             case DeliverTokens(source, chunks):
                 self._queue.put((source, chunks, now))
             case OpenStream(source):
-                self._open(source, graded(self.request, self._endpoints[source]) if self._is_graded(source) else self.request)
+                is_rated = self._record is not None and self._record.is_rated and source == self._record.device
+                self._open(source, replace(self.request, is_graded=True) if is_rated else self.request)
             case ContinueStream(source, partial):
                 self._direct = None
                 self._continue(source, partial)
@@ -288,11 +288,6 @@ class RaceDriver(TaskDriver[Event, Command]):
                 self._queue.finish()
             case FailDelivery(error):
                 self._queue.finish(error)
-
-    def _is_graded(self, source: str) -> bool:
-        if self._record is not None and self._record.is_rated:
-            return source == self._record.device
-        return self.machine.gate is not None and source == self.machine.gate.plan.source
 
     def _on_deadline(self, now: float) -> None:
         super()._on_deadline(now)
