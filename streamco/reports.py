@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from streamco.core.report import Opening, Report
-from streamco.core.report_parts import AnswerUsage, DispatchReport, EndpointReport, Grade, SpeculationFigures, SplitFigures
+from streamco.core.report_parts import AnswerPlan, AnswerUsage, DispatchReport, EndpointReport, Grade, SpeculationFigures, SplitFigures
 from streamco.core.totals import EndpointTotals, Totals
+from streamco.policies.ways import Way
 
 __all__ = [
+    "AnswerPlan",
     "AnswerUsage",
     "DispatchReport",
     "EndpointReport",
@@ -17,4 +19,5 @@ __all__ = [
     "SpeculationFigures",
     "SplitFigures",
     "Totals",
+    "Way",
 ]

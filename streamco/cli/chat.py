@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from streamco.cli.options import (
     DRAFTER_HELP,
@@ -22,6 +23,7 @@ from streamco.cli.options import (
     budget_of,
     device_path_of,
     option,
+    parse_weights,
     prices,
     quality_of,
     whole_number,
@@ -102,6 +104,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="begin with what `streamco calibrate` or an earlier client learned; with --quality gate, ratings are added at the end",
     )
     add_answer_arguments(parser, (*MODES, "split"))
+    parser.add_argument(
+        "--weights",
+        type=option(parse_weights),
+        metavar="time=N,money=N,quality=N",
+        help="what a second of waiting, a dollar and a good answer are worth: each answer is made in the way that costs least by them",
+    )
     add_prompt_arguments(parser)
     add_conversation_arguments(parser)
     add_look_arguments(parser)
@@ -149,6 +157,8 @@ def check_options(args: argparse.Namespace) -> None:
     """
     if args.split is not None:
         _check_split(args)
+    if args.weights is not None and args.mode == "speculate":
+        raise ConfigError("--weights: expected --mode race or auto, of which a mode is chosen by them, got speculate")
     needs_server = {"--base-url": args.base_url, "--policy server-only": args.policy == "server-only" or None}
     for name, value in needs_server.items():
         if value is not None and args.server is None:
@@ -210,6 +220,7 @@ def _check_split(args: argparse.Namespace) -> None:
         "--budget": args.budget,
         "--profile": args.profile,
         "--quality": args.quality,
+        "--weights": args.weights,
         f"--policy {args.policy}": None if args.policy == "auto" else args.policy,
         f"--mode {args.mode}": None if args.mode in {"race", "split"} else args.mode,
         "--base-url": args.base_url,
@@ -228,7 +239,8 @@ def _piped_text() -> str:
 
 async def _chat(args: argparse.Namespace) -> int:
     kept = open_conversation(args)
-    former = _begin_profile(args.profile) if args.quality and args.profile else None
+    learns = args.quality or (args.weights is not None and args.weights.quality)
+    former = _begin_profile(args.profile) if learns and args.profile else None
     split = make_split(args) if args.split else None
     device, server = split or make_device(args), make_server(args)
     verifier = make_verifier(args)
@@ -249,7 +261,7 @@ async def _chat(args: argparse.Namespace) -> int:
             device,
             server,
             budget=args.budget,
-            mode=_mode(args.mode, race, verifier, args.drafter or "device"),
+            mode=_mode(args.mode, race, verifier, args.drafter or "device", {} if args.weights is None else asdict(args.weights)),
             profile=args.profile if former is None else former.to_json(),
             on_degraded="answer",  # a person sees the note under the answer
             seed=args.seed,
@@ -284,14 +296,17 @@ def _keep_profile(client: Client, former: Profile, path: Path) -> None:
     add_ratings(added_ratings(former.ratings, learned.ratings), path, changed)
 
 
-def _mode(name: str, race: Race, verifier: VerifierSetting, drafter: Drafter) -> Mode:
-    if name == "race":
+def _mode(name: str, race: Race, verifier: VerifierSetting, drafter: Drafter, weights: Mapping[str, float | None]) -> Mode:
+    if name == "race" and not weights:
         return race
     from streamco.client.modes.auto import Auto
+
+    if name == "race":
+        return Auto(race, **weights)
     from streamco.client.modes.speculation.mode import Speculate
 
     drafting = Speculate(verifier=verifier, drafter=drafter)
-    return Auto(race, drafting) if name == "auto" else replace(drafting, otherwise=race)
+    return Auto(race, drafting, **weights) if name == "auto" else replace(drafting, otherwise=race)
 
 
 def _describe(args: argparse.Namespace, name: str, kind: str) -> str:

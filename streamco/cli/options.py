@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from streamco.cli.ui.slash_commands import MODES, POLICIES, USUAL_PACE, parse_budget, parse_pace_text, parse_policy
 from streamco.endpoints.base import TokenPrices
-from streamco.errors import ConfigError
+from streamco.errors import ConfigError, shorten
 
 if TYPE_CHECKING:
     from streamco.client.modes.race.quality_gate import QualityGate
+    from streamco.policies.ways import Weights
 
 __all__ = [
     "DRAFTERS",
@@ -27,6 +28,7 @@ __all__ = [
     "model_file",
     "number",
     "option",
+    "parse_weights",
     "prices",
     "quality_of",
     "whole_number",
@@ -100,6 +102,23 @@ def add_answer_arguments(parser: argparse.ArgumentParser, modes: Sequence[str] =
     group.add_argument("--max-tokens", type=option(whole_number), metavar="N", help="longest answer, in tokens")
     group.add_argument("--temperature", type=option(number), metavar="T", help="0: always the likeliest token")
     group.add_argument("--seed", type=int, metavar="N", help="make sampling repeatable, if the endpoint can")
+
+
+def parse_weights(text: str) -> Weights:
+    """Parse weights such as ``time=0.01,money=1``.
+
+    Raises:
+        ConfigError: something else.
+    """
+    from streamco.policies.ways import Weights
+
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        if name not in Weights.__struct_fields__ or name in found:
+            raise ConfigError(f"weights: expected time=N, money=N and quality=N, each once at most, got {shorten(text)!r}")
+        found[name] = number(value)
+    return Weights(**found)
 
 
 def budget_of(args: argparse.Namespace) -> float:

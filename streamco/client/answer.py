@@ -105,8 +105,7 @@ class PendingAnswer:
         """
         if self.driver is None:
             raise StreamConsumed("expected a stream that has begun, got a report asked for before the first read")
-        report = self.driver.report()
-        return replace(report, request_id=self._asked.log.request_id, notes=self._notes(self.driver))
+        return self._asked.complete(self.driver.report(), self._notes(self.driver))
 
     def opening(self) -> Opening:
         """Return the part of the report that is known at the first token.

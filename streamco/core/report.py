@@ -10,6 +10,7 @@ from msgspec import Struct, field
 from streamco.core.meter import Quality
 from streamco.core.report_parts import (
     AnswerMode,
+    AnswerPlan,
     AnswerUsage,
     DispatchReport,
     Ending,
@@ -28,6 +29,7 @@ from streamco.core.report_text import (
     format_share,
     format_usd,
     grade_rows,
+    plan_section,
     sections_to_text,
     speculation_section,
     split_section,
@@ -63,6 +65,7 @@ class Report(Struct, frozen=True, kw_only=True):
         split: figures of a split model's trips; None: no split model had a part in it.
         grade: what the quality gate said of the device's answer; None: there is no gate, or the device had written nothing when the
             winner began.
+        plan: what was predicted of each way to make the answer, by the weights of ``Auto``; None: no way was chosen by weights.
         request_id: the id of the answer's log lines, which servers get as ``X-Client-Request-Id``.
         notes: what was asked for and did not happen, a sentence each; empty: all went as asked.
     """
@@ -90,6 +93,7 @@ class Report(Struct, frozen=True, kw_only=True):
     speculation: SpeculationFigures | None = None
     split: SplitFigures | None = None
     grade: Grade | None = None
+    plan: AnswerPlan | None = None
     request_id: str = ""
     notes: list[str] = field(default_factory=list)
 
@@ -134,7 +138,8 @@ def report_sections(report: Report) -> list[Section]:
     drafts = [] if report.speculation is None else [speculation_section(report.speculation)]
     notes = [Section("Not as asked", (), [("", note) for note in report.notes])] if report.notes else []
     trips = [] if report.split is None else [split_section(report.split)]
-    return [_answer_section(report), *notes, *drafts, *trips, _dispatch_section(report), endpoint_section(report.endpoints)]
+    plan = [] if report.plan is None else [plan_section(report.plan)]
+    return [_answer_section(report), *notes, *plan, *drafts, *trips, _dispatch_section(report), endpoint_section(report.endpoints)]
 
 
 def _answer_section(report: Report) -> Section:

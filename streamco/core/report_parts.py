@@ -13,9 +13,11 @@ from msgspec import Struct
 
 from streamco.core.confidence import Confidence
 from streamco.openai_types import CompletionUsage
+from streamco.policies.ways import Way
 
 __all__ = [
     "AnswerMode",
+    "AnswerPlan",
     "AnswerUsage",
     "DispatchReport",
     "Ending",
@@ -43,6 +45,26 @@ class AnswerUsage(CompletionUsage, gc=False):
     """
 
     is_estimated: bool = False
+
+
+class AnswerPlan(Struct, frozen=True, kw_only=True):
+    """The choice between the ways to make an answer, by the weights of ``Auto``, made before it began.
+
+    Args:
+        way: the one that was chosen.
+        reason: why, in a few words.
+        ways: what was predicted of each, in the order of their forecasts.
+        tokens: that the answer was expected to have.
+        time, money, quality: the weights; None: it didn't count.
+    """
+
+    way: str
+    reason: str
+    ways: tuple[Way, ...]
+    tokens: float
+    time: float | None = None
+    money: float | None = None
+    quality: float | None = None
 
 
 class DispatchReport(Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from decimal import Decimal
 from msgspec import Struct
 
 from streamco.core.confidence import BEGINNING, Confidence
-from streamco.core.report_parts import EndpointReport, Grade, SpeculationFigures, SplitFigures
+from streamco.core.report_parts import AnswerPlan, EndpointReport, Grade, SpeculationFigures, SplitFigures
 
 __all__ = [
     "Section",
@@ -20,6 +20,7 @@ __all__ = [
     "format_share",
     "format_usd",
     "grade_rows",
+    "plan_section",
     "sections_to_text",
     "speculation_section",
     "split_section",
@@ -65,6 +66,21 @@ def format_joules(joules: float | None) -> str:
 def format_share(share: float | None) -> str:
     """Return a share as a percentage; "-" for None."""
     return "-" if share is None else f"{share:.1%}"
+
+
+def plan_section(plan: AnswerPlan) -> Section:
+    """Return the table of the ways that were open to an answer, with what was predicted of each; below it those that weren't."""
+    heads = ("way", "first word", "tokens/s", "cost", "energy", "quality", "weighed")
+    rows: list[tuple[str, ...]] = []
+    for way in plan.ways:
+        if not way.obstacle:
+            rate, quality = (f"{each:.{digits}f}" if each is not None else "-" for each, digits in ((way.rate, 1), (way.quality, 2)))
+            weighed = "-" if way.cost is None else f"{way.cost:.3g}"
+            name = f"{way.name} <" if way.name == plan.way else way.name
+            rows.append((name, format_seconds(way.first_word), rate, format_usd(way.dollars), format_joules(way.joules), quality, weighed))
+    rows += [(f"{way.name}: {way.obstacle}",) for way in plan.ways if way.obstacle]
+    rows.append((f"{plan.way}: {plan.reason}",))
+    return Section(f"ways to make an answer of about {plan.tokens:.0f} tokens", heads, rows)
 
 
 def speculation_section(figures: SpeculationFigures) -> Section:

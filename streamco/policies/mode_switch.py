@@ -142,6 +142,11 @@ class Rates(Struct, frozen=True):
         """The higher of the two rates of speculation."""
         return max(self.waiting, self.parallel)
 
+    @property
+    def best(self) -> float:
+        """The highest rate of a server's own text: its stream is taken where drafting doesn't pay."""
+        return max(self.speculative, self.remote)
+
 
 def round_seconds(conditions: RoundConditions, *, is_parallel: bool) -> float:
     """Return the mean seconds of a verified round, from one verdict to the next."""

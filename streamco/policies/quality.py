@@ -32,6 +32,7 @@ __all__ = [
     "MAX_LABELS",
     "MAX_TOKENS",
     "MIN_LABELS",
+    "MIN_RATED",
     "AnswerFacts",
     "LearnedScore",
     "Perplexity",
@@ -48,6 +49,9 @@ MAX_LABELS = 1000
 
 MIN_LABELS = 100
 """Rated answers from which on a learned score was ahead of the perplexity, where it was so at all (docs/research/quality.md)."""
+
+MIN_RATED = 20
+"""Rated answers from which on the share of good ones counts as a quality."""
 
 _MAX_TASKS = 16  # tasks that have a weight of their own
 _LEAST = 1e-6  # a probability that was rounded to 0
@@ -147,6 +151,11 @@ class LearnedScore:
         return list(self._examples)
 
     @property
+    def good_share(self) -> float | None:
+        """Share of the rated answers that were good; None: too few were rated to say."""
+        return self._good / self.labels if self.labels >= MIN_RATED else None
+
+    @property
     def is_ready(self) -> bool:
         """True if there are enough rated answers of both kinds; until then a score is the perplexity's."""
         return self.labels >= self._min_labels and min(self._good, self.labels - self._good) >= max(1, self._min_labels // 10)
@@ -158,11 +167,17 @@ class LearnedScore:
         the score is the perplexity's, which is no probability.
         """
         answer = _rated(facts, good=False)  # the label isn't read
-        if not self.is_ready:
-            return answer.mean
+        return self._fitted().score(answer) if self.is_ready else answer.mean
+
+    @property
+    def rated_scores(self) -> Sequence[float]:
+        """The scores of the rated answers; none until ``is_ready``."""
+        return self._fitted().rated if self.is_ready else ()
+
+    def _fitted(self) -> _Fit:
         if self._fit is None or self._new * _REFIT >= self.labels:
             self._fit, self._new = _Fit.of(self._examples), 0
-        return self._fit.score(answer)
+        return self._fit
 
 
 class SteeredThreshold:
@@ -182,6 +197,11 @@ class SteeredThreshold:
             tokens: length of the prompt.
         """
         self._answers.append((score, tokens))
+
+    @property
+    def scores(self) -> list[float]:
+        """The scores of the last answers, as far as they are known."""
+        return [score for score, _ in self._answers if score is not None]
 
     def threshold(self, budget: float) -> float:
         """Return the threshold, 0..0.9: the server should answer where the score is lower.
@@ -244,6 +264,7 @@ class _Fit(NamedTuple):
         intercept: logit of an average answer.
         weights, low, high: weight and range of each input, shape (inputs,).
         tasks: what each task adds to the logit.
+        rated: scores of the answers that it was fitted on.
     """
 
     intercept: float
@@ -251,6 +272,7 @@ class _Fit(NamedTuple):
     low: Floats
     high: Floats
     tasks: dict[str, float]
+    rated: Sequence[float] = ()
 
     @classmethod
     def of(cls, answers: Sequence[RatedAnswer]) -> _Fit:
@@ -267,6 +289,7 @@ class _Fit(NamedTuple):
             low=inputs.min(axis=0),
             high=inputs.max(axis=0),
             tasks=dict(zip(tasks, of_tasks.tolist(), strict=True)),
+            rated=(0.5 * (1.0 + np.tanh(0.5 * (rows @ found)))).tolist(),
         )
 
     def score(self, answer: RatedAnswer) -> float:

@@ -30,6 +30,7 @@ from streamco.engines.base import ReasoningFormat
 from streamco.errors import ConfigError
 from streamco.events import PreCopy
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED
+from streamco.policies.ways import Weights
 from streamco.proxy.tasks import check_patterns
 from streamco.server.http.options import ListenOptions
 from streamco.wire.tensors import StateFormat
@@ -277,6 +278,7 @@ class ProxyConfig(Struct, frozen=True, kw_only=True):
     dispatch: DispatchSection = field(default_factory=DispatchSection)
     migration: MigrationOptions = MigrationOptions()
     speculate: SpeculateSection = SpeculateSection()
+    weights: Weights | None = None  # what a second, a dollar and a good answer are worth: the way to make each answer follows from them
     split: SplitSection | None = None
     tasks: TasksSection | None = None
     callers: CallersSection | None = None
@@ -346,7 +348,7 @@ def _structs_in(hint: Any) -> Iterator[type[Struct]]:
             yield from _structs_in(part)
 
 
-_OWN_NAMES = re.compile(r"^(race|speculate|migration): ")  # in errors of the SDK's settings, which a file has in sections of other names
+_OWN_NAMES = re.compile(r"^(race|speculate|migration|auto): ")  # in errors of settings that a file has in sections of other names
 
 
 def _explain(text: str) -> str:
@@ -387,6 +389,8 @@ def format_config(config: ProxyConfig) -> str:
         parts.append(_table("[device]", config.device))
     parts += [_table("[[server]]", server) for server in config.server]
     parts += [_table("[dispatch]", config.dispatch), _table("[migration]", config.migration), _table("[speculate]", config.speculate)]
+    if config.weights is not None:
+        parts.append(_table("[weights]", config.weights))
     if config.split is not None:
         parts.append(_table("[split]", config.split))
     if config.tasks is not None:

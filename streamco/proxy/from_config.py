@@ -92,10 +92,19 @@ def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -
 
 
 def _mode(config: ProxyConfig, environ: Mapping[str, str]) -> Mode:
-    """Return the mode that a configuration describes."""
+    """Return the mode that a configuration describes.
+
+    Raises:
+        ConfigError: weights beside a mode that leaves no choice.
+    """
     speculate = config.speculate
     race = config.dispatch.race(config.migration)
     verifier = _build_verifier(speculate, environ)
+    if config.weights is not None:
+        if speculate.mode == "speculate":
+            raise ConfigError('speculate.mode: expected "race" or "auto" beside [weights], by which a mode is chosen, got "speculate"')
+        modes = (race,) if speculate.mode == "race" else (race, speculate.drafting(verifier))
+        return Auto(*modes, **asdict(config.weights))
     if speculate.mode == "race":
         return race
     drafting = speculate.drafting(verifier)

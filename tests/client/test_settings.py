@@ -11,6 +11,7 @@ from streamco.client.modes.auto import Auto
 from streamco.client.modes.race.migration import MigrationOptions
 from streamco.client.modes.race.mode import Race
 from streamco.client.modes.speculation.mode import Speculate
+from streamco.client.modes.split.mode import Split
 from streamco.client.settings import check_options
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.errors import ConfigError
@@ -109,10 +110,25 @@ def test_auto_chooses_among_one_mode_of_each_kind(modes: Any) -> None:
         Auto(*modes)
 
 
-@pytest.mark.parametrize("weight", ["time", "money", "quality"])
-def test_weights_are_refused_until_they_mean_something(weight: Any) -> None:
-    with pytest.raises(ConfigError, match=f"auto: {weight}: expected None"):
-        Auto(**{weight: 1.0})
+@pytest.mark.parametrize(
+    "weights", [{"time": -1.0}, {"money": float("inf")}, {"quality": True}, {"time": "much"}, {"time": 0.0, "money": 0.0}]
+)
+def test_weights_are_finite_numbers_of_which_one_counts(weights: Any) -> None:
+    with pytest.raises(ConfigError, match="auto: .*expected "):
+        Auto(**weights)
+
+
+def test_a_split_model_takes_part_by_weights_alone() -> None:
+    split = Split("parts/NAME", "http://127.0.0.1:8000")
+    assert Auto(Race(), split, time=1.0).modes == (Race(), split)
+    with pytest.raises(ConfigError, match=r"auto: expected Race\(...\) and Speculate\(...\), one of each, got "):
+        Auto(Race(), split)
+
+
+def test_equal_weights_make_equal_modes() -> None:
+    assert Auto(Race(), time=1.0) == Auto(Race(), time=1)
+    assert len({Auto(Race(), time=1.0), Auto(Race(), time=2.0), Auto(Race())}) == 3
+    assert repr(Auto(time=1.0, quality=2)) == "Auto(time=1.0, quality=2)"
 
 
 def test_other_options_leave_the_client_itself_and_its_other_options_alone() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -17,13 +17,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.client.request_facts import describe_request, takes_long
-from streamco.config import Limits, ReaderPace
+from streamco.config import Limits, ReaderPace, fixed_rate
+from streamco.core.race.answer_lengths import TYPICAL
 from streamco.core.race.machine import OnFailure, RaceMachine
+from streamco.core.report import Report
+from streamco.core.report_parts import AnswerPlan
 from streamco.core.totals import TotalsRecorder
 from streamco.endpoints.base import Endpoint, Kind, Request
 from streamco.errors import ConfigError
 from streamco.policies.cost import RequestCost
 from streamco.policies.eligibility import RequestFacts
+from streamco.policies.ways import Reading, Way, Weights
 from streamco.profiles import Profile
 
 if TYPE_CHECKING:
@@ -42,6 +46,7 @@ __all__ = [
     "Mode",
     "ModeContext",
     "Obstacle",
+    "PlannedWay",
     "Planner",
     "Prepared",
     "SettingsLike",
@@ -143,6 +148,7 @@ class AskedAnswer:
     Attributes:
         facts: facts of the request; None: not found yet.
         passed_over: the mode that was asked last without making the answer, and what was in its way; None: none was.
+        plan: what was predicted of each way to make it; None: nothing was.
     """
 
     def __init__(
@@ -165,6 +171,18 @@ class AskedAnswer:
         self.log = log
         self.facts: RequestFacts | None = None
         self.passed_over: tuple[Planner, Obstacle] | None = None
+        self.plan: AnswerPlan | None = None
+
+    @property
+    def reading(self) -> Reading:
+        """How the answer is read, and how long it is expected to be."""
+        planner = self.settings.planner
+        tokens = planner.expected_tokens(self.request.sampling.max_tokens)
+        return Reading(tokens, fixed_rate(self.pace) or planner.reader_rate, self.is_streamed)
+
+    def complete(self, report: Report, notes: Sequence[str]) -> Report:
+        """Return a driver's report with what was known before the answer began, and its notes."""
+        return replace(report, request_id=self.log.request_id, notes=list(notes), plan=self.plan)
 
     async def describe(self) -> RequestFacts:
         """Return the facts of the request, found once; in a thread, if that would block the event loop."""
@@ -226,7 +244,8 @@ class Prepared(ABC, Generic[DriverT]):
         """
         asked = self.asked
         asked.settings.totals.record(driver.cost())
-        report = cache(lambda: replace(driver.report(), request_id=asked.log.request_id, notes=list(asked.notes)))
+        report = cache(lambda: asked.complete(driver.report(), asked.notes))
+        asked.settings.planner.record(report)
         asked.log.ended(report, reason=reason)
         observed.end(report)
 
@@ -271,8 +290,29 @@ class Planner(ABC):
             if_faster: only if this mode is predicted to be the faster one.
         """
 
+    async def forecast(self, asked: AskedAnswer, weights: Weights) -> Sequence[PlannedWay]:
+        """Return the ways in which this mode can make an answer, and what is predicted of each."""
+        return ()
+
     def learn(self, ended: EndedAnswer) -> None:  # noqa: B027  a mode may have nothing to learn
         """Learn from an answer, of this mode or of another."""
+
+    def record(self, report: Callable[[], Report]) -> None:  # noqa: B027  most modes have learned from their drivers
+        """Learn from the report of an answer that has ended; ``report`` makes it, which takes time."""
+
+
+class PlannedWay(NamedTuple):
+    """One way to make an answer, as a mode has predicted it.
+
+    Args:
+        way: what is predicted of it.
+        prepare: returns the answer made in this way, ready to start, or what is in the way after all.
+        obstacle: what is in the way of a mode that was asked for; None: nothing, or it was no mode of its own.
+    """
+
+    way: Way
+    prepare: Callable[[], Awaitable[Prepared[Any] | Obstacle]]
+    obstacle: Obstacle | None = None
 
 
 class ClientPlanner(Planner):
@@ -296,6 +336,19 @@ class ClientPlanner(Planner):
     @abstractmethod
     def costs(self) -> CostOf:
         """Return the function that gives the cost of tokens at the client's endpoints."""
+
+    @property
+    def budget(self) -> float:
+        """Share of all prompt tokens that the side under the budget may read, 0..1."""
+        return 1.0
+
+    def expected_tokens(self, limit: int | None) -> float:
+        """Return the tokens that an answer is expected to have. ``limit``: maximum of them; None: not known."""
+        return TYPICAL.expected(0.0, limit)
+
+    def quality(self, endpoint: Endpoint) -> float | None:
+        """Return the quality of an endpoint's answers, on one scale for all; None: not known."""
+        return None
 
     @abstractmethod
     def profile(self) -> bytes:
@@ -450,6 +503,14 @@ class Fallback(ClientPlanner):
     def costs(self) -> CostOf:
         """Return the function that gives the cost of tokens."""
         return self.last.costs()
+
+    def expected_tokens(self, limit: int | None) -> float:
+        """Return the tokens that an answer is expected to have; see ``ClientPlanner``."""
+        return self.last.expected_tokens(limit)
+
+    def quality(self, endpoint: Endpoint) -> float | None:
+        """Return the quality of an endpoint's answers; see ``ClientPlanner``."""
+        return self.last.quality(endpoint)
 
     def profile(self) -> bytes:
         """Return what was learned so far."""

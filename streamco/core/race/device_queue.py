@@ -85,11 +85,11 @@ class DeviceQueue:
             tokens: length of its prompt.
             now: the present.
         """
-        wait = self._wait(now=now)
+        wait = self.wait(now=now)
         server = median(self._server) if self._server else _SERVER_S
         return min(wait, wait + self._reading(tokens) - server)
 
-    def _wait(self, *, now: float) -> float:
+    def wait(self, *, now: float) -> float:
         """Return about how long the device is busy before it comes to a new prompt; 0: a place is free, and it has read all others."""
         unread = [each for each in self._answers.values() if each.first_token is None]
         reading = sum(self._reading(each.tokens) for each in unread)

@@ -197,6 +197,8 @@ class Learner:
         self._lengths = LengthWindow(2 * window)
         self._seen = self._seen_by_plan = 0
         self._plan: Plan | None = None
+        self._times: tuple[TTFTDistribution | None, DeviceSpeed | None] | None = None
+        self._times_from = 0  # samples that they are estimated from
         self._revision = 0
 
     # Learning
@@ -229,7 +231,7 @@ class Learner:
         for each in seconds:
             _check_seconds(each)
         self._server.tell(seconds)
-        self._plan = None
+        self._plan = self._times = None
 
     def set_costs(self, prices: Prices | None, shape: ModelShape | None, exchange_rate: float | None = None) -> None:
         """Set the server's prices, the shape of the device's model and the exchange rate; None keeps what was known before."""
@@ -248,6 +250,14 @@ class Learner:
     def has_samples(self) -> bool:
         """True if a plan is made from samples, which takes numpy."""
         return self._seen > 0 or bool(self._server.told)
+
+    @property
+    def times(self) -> tuple[TTFTDistribution | None, DeviceSpeed | None]:
+        """The server's time to first token and the device's speed, from however few samples; None: nothing is known of it."""
+        if self._times is None or self._seen - self._times_from >= min(self._replan_every, 1 + self._times_from // 10):
+            self._times = self._server.estimate(self._prior.server_ttft), self._device.estimate(self._prior.device)
+            self._times_from = self._seen
+        return self._times
 
     # Planning
 

@@ -19,6 +19,8 @@ from streamco.client.modes.race.dispatch_record import DispatchRecord
 from streamco.client.modes.race.dispatcher import Dispatcher
 from streamco.client.modes.race.endpoint_states import EndpointStates
 from streamco.client.modes.race.migration import MigrationOptions
+from streamco.client.modes.race.ways import AskedWay
+from streamco.client.request_facts import describe_request
 from streamco.config import READING, Limits, ReaderPace, fixed_rate
 from streamco.core.race.commands import ContinueStream
 from streamco.core.race.machine import RaceMachine, RacePlan
@@ -26,6 +28,7 @@ from streamco.endpoints.base import Capabilities, Request, TokenPrices
 from streamco.endpoints.known_servers.providers import GENERIC, Provider
 from streamco.events import Event
 from streamco.policies.cost import DeviceCosts, device_costs
+from streamco.policies.ways import Reading, Way, Weights
 from streamco.profiles import DeviceSpeed, ModelShape, Prices
 from streamco.sim.driver import call_at
 from streamco.sim.race.endpoints import DevicePlaces, RequestLimit, SimulatedAnswer, SimulatedDevice, SimulatedServer, UsageCounter
@@ -193,16 +196,47 @@ class SimulatedClient:
     def _now(self) -> float:
         return self._before + self._env.now
 
-    def run(self, draw: RequestDraw) -> RaceOutcome:
-        """Run one request until all work for it has ended, and let the client learn from it."""
-        (outcome,) = self.run_arriving([(0.0, draw)])
+    def forecast(self, draw: RequestDraw, weights: Weights, options: MigrationOptions, *, is_streamed: bool) -> list[tuple[Way, AskedWay]]:
+        """Return the ways in which a race can make an answer to a request, as a live client predicts them.
+
+        Args:
+            draw: the request, of which the prompt's length and the limit are known.
+            weights: what the caller says is worth how much.
+            options: may have the quality of endpoints.
+            is_streamed: the reader gets the answer as it comes; False: whole.
+        """
+        request = _request(draw)
+        facts = describe_request(request, self._device, [self._server])
+        tokens = self.dispatcher.expected_tokens(draw.answer.max_tokens)
+        return self.dispatcher.forecast(
+            request,
+            self._device,
+            [self._server],
+            {},
+            facts=facts,
+            reading=Reading(tokens, self._reader_rate, is_streamed),
+            weights=weights,
+            options=options,
+            resting=self._states.resting(self.endpoints) if self._rests else {},
+            states=self._states,
+        )
+
+    def run(self, draw: RequestDraw, way: AskedWay | None = None) -> RaceOutcome:
+        """Run one request until all work for it has ended, and let the client learn from it.
+
+        Args:
+            draw: the request.
+            way: was chosen by its forecast; None: the policy decides.
+        """
+        (outcome,) = self.run_arriving([(0.0, draw)], way)
         return outcome
 
-    def run_arriving(self, requests: Iterable[tuple[float, RequestDraw]]) -> list[RaceOutcome]:
+    def run_arriving(self, requests: Iterable[tuple[float, RequestDraw]], way: AskedWay | None = None) -> list[RaceOutcome]:
         """Run requests until all work for them has ended. Each begins when it arrives, and the client learns from each when it ends.
 
         Args:
             requests: seconds from now on at which each request comes, in order.
+            way: as for ``run``, for all of them.
         """
         self._before, self._env = self._now, simpy.Environment()  # an answer alone has the same times whenever it comes
         places = DevicePlaces(self._env, self._places)
@@ -215,19 +249,18 @@ class SimulatedClient:
                 call_at(self._env, at - self._env.now, lambda: begin(draw))
 
         def begin(draw: RequestDraw) -> None:
-            self._begin(draw, places, outcomes.append)
+            self._begin(draw, places, outcomes.append, way)
             wait_for_next()
 
         wait_for_next()
         self._env.run()
         return outcomes
 
-    def _begin(self, draw: RequestDraw, places: DevicePlaces, done: Callable[[RaceOutcome], None]) -> None:
+    def _begin(self, draw: RequestDraw, places: DevicePlaces, done: Callable[[RaceOutcome], None], way: AskedWay | None = None) -> None:
         """Start a request; ``done`` is called with its outcome when all work for it has ended."""
         answer, began = draw.answer, self._now
-        request = Request(prompt_ids=range(answer.prompt_tokens))
         resting = self._states.resting(self.endpoints) if self._rests else {}
-        dispatched = self.dispatcher.decide(request, self._device, [self._server], {}, resting=resting, states=self._states)
+        dispatched = self.dispatcher.decide(_request(draw), self._device, [self._server], {}, resting=resting, states=self._states, way=way)
         plan = self._plan(dispatched, answer.max_tokens)
         device, server = self._open_endpoints(draw, places, can_move=plan.migration is not None)
         machine, watch = RaceMachine(plan), self._states.watch(dispatched.prompt_tokens)
@@ -285,6 +318,10 @@ class SimulatedClient:
         cached = prices.prompt if prices.cached_prompt is None else prices.cached_prompt
         money = (server.read - server.cached) * prices.prompt + server.cached * cached + server.made * prices.completion
         return money + device.read * costs.prompt + device.made * costs.completion
+
+
+def _request(draw: RequestDraw) -> Request:
+    return Request(prompt_ids=range(draw.answer.prompt_tokens))
 
 
 def _engine(shape: ModelShape | None, places: int) -> object:

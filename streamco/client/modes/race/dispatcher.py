@@ -6,13 +6,13 @@ for them and keeps the account. The file is longer than others, because all step
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from random import Random, SystemRandom
 from time import monotonic
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,11 +26,12 @@ from streamco.client.modes.race.dispatch_record import DispatchRecord, endpoint_
 from streamco.client.modes.race.endpoint_states import EndpointStates
 from streamco.client.modes.race.migration import MigrationOptions, MigrationPlanner, trusted_moves, wants_moves
 from streamco.client.modes.race.quality_gate import Grader, QualityGate, facts_of, why_alone, why_not_graded
+from streamco.client.modes.race.ways import ALONE, GATED, RACE, AskedWay, Terms, side_terms
 from streamco.client.request_facts import describe_request, facts_for_log
 from streamco.config import READING, check_share
 from streamco.core.race.attempt import Attempt, AttemptState
 from streamco.core.race.estimators import is_burst
-from streamco.core.race.learner import DeviceTTFT, Learner, PromptLength, ServerTTFT, check_policy
+from streamco.core.race.learner import DeviceTTFT, Learner, Plan, PromptLength, ServerTTFT, check_policy
 from streamco.core.race.machine import RaceMachine
 from streamco.core.race.migration import MigrationPlan
 from streamco.core.report_parts import HandOver
@@ -40,9 +41,10 @@ from streamco.errors import ConfigError, EndpointError
 from streamco.policies.budget_control import BURST, BudgetSteering, check_burst, steer
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, device_costs
 from streamco.policies.device_constrained import TAIL
-from streamco.policies.dispatch import DeviceOnly, DispatchPolicy, ServerOnly, Side
+from streamco.policies.dispatch import Decision, DeviceOnly, DispatchPolicy, ServerOnly, Side
 from streamco.policies.eligibility import Eligibility, Gate, RequestFacts, check_eligibility, restrict
 from streamco.policies.quality import LearnedScore
+from streamco.policies.ways import Reading, Way, Weights
 from streamco.profiles import ModelShape, Prices, Profile
 from streamco.profiles.rated_answer import RatedAnswer
 
@@ -88,6 +90,43 @@ class DispatchOptions(Struct, frozen=True, kw_only=True):
             raise ConfigError(f'race: quality: expected QualityGate(...), "gate" or None, got {self.quality!r}')
         if not isinstance(self.reader_rate, int | float) or not self.reader_rate > 0:
             raise ConfigError(f"race: reader_rate: expected tokens per second above 0, got {self.reader_rate!r}")
+
+
+class _Survey(NamedTuple):
+    """Who can serve a request.
+
+    Args:
+        device: the device; None: there is none, or it could not start, or it is kept out.
+        servers: those that have started and are not kept out.
+        able: the servers that can serve it, in the order of their use.
+        late: why servers are asked after others, by name.
+        facts: facts of the request.
+        eligibility: which sides can serve it.
+        check: gives the same for other facts.
+        kept_out: the side that must not be used; None: no side.
+        without_effect: why the policy has no effect; "": it has.
+    """
+
+    device: Endpoint | None
+    servers: Sequence[Endpoint]
+    able: Sequence[Endpoint]
+    late: dict[str, str]
+    facts: RequestFacts
+    eligibility: Eligibility
+    check: Callable[[RequestFacts], Eligibility]
+    kept_out: Side | None
+    without_effect: str
+
+    @property
+    def server(self) -> Endpoint | None:
+        """The server that is asked first; None: there is none."""
+        return next(iter(self.able or self.servers), None)
+
+    @property
+    def kinds(self) -> dict[Side, Endpoint]:
+        """The endpoint that is asked first of each side that there is."""
+        sides: tuple[tuple[Side, Endpoint | None], ...] = (("device", self.device), ("server", self.server))
+        return {side: each for side, each in sides if each is not None}
 
 
 class Dispatcher:
@@ -138,6 +177,7 @@ class Dispatcher:
         self._known: tuple[Prices | None, ModelShape | None, float] | None = None
         self._migration = MigrationPlanner() if profile is None else MigrationPlanner(profile.answers, profile.quality)
         self._pair = None if profile is None else profile.pair
+        self._server_rate = None if profile is None else profile.server_tokens_per_s
 
     def copy(self, options: DispatchOptions, *, budget: float | None) -> Dispatcher:
         """Return a dispatcher with other options that starts with what this one knows; it keeps an account of its own.
@@ -154,7 +194,7 @@ class Dispatcher:
             rate=self._rate if options.exchange_rate == self._options.exchange_rate else None,
         )
         other._migration = self._migration.copy()
-        other._pair = self._pair
+        other._pair, other._server_rate = self._pair, self._server_rate
         other._ratings = self._known_ratings
         if other.grader is not None and self.grader is not None:
             other.grader.share(self.grader)
@@ -230,6 +270,7 @@ class Dispatcher:
         *,
         resting: Mapping[str, str] = _NOTHING,
         states: EndpointStates | None = None,
+        way: AskedWay | None = None,
     ) -> DispatchRecord:
         """Decide which endpoint starts when.
 
@@ -241,11 +282,205 @@ class Dispatcher:
             facts: the result of ``describe_request``, if it was called before; None: it is called here.
             resting: why endpoints are asked only if others fail, by name: they have just failed.
             states: tell what the device has to do before it comes to this request; None: nothing.
+            way: was chosen by its forecast; None: the policy decides.
 
         Raises:
             ConfigError: no endpoint can serve this request; the text says why each can't.
             EndpointError: one side is kept out, and the other could not start.
         """
+        seen = self._survey(request, device, servers, unavailable, facts, resting=resting)
+        device, server, eligibility, facts, kept_out = seen.device, seen.server, seen.eligibility, seen.facts, seen.kept_out
+        plan, length = self._plan, facts.prompt_tokens
+        self._count += 1
+        is_one_sided = isinstance(plan.policy, DeviceOnly | ServerOnly)  # asked for by name: no budget limits it
+        has_choice = eligibility.device and eligibility.server and not is_one_sided
+        rng = Random(f"{self._seed}/{self._count}") if has_choice else _INDIFFERENT  # to seed one costs more than the decision
+        decision = planned = restrict(plan.decide(length, rng) if way is None else way.decision, eligibility)
+        others = 0 if states is None else states.queued
+        may_borrow = eligibility.first != "device" and not any(each.name in resting for each in (device, server) if each is not None)
+        is_queue_aware = way is None and has_choice and plan.constrained == "server" and self._learner.policy in _QUEUE_AWARE
+        is_late = states is not None and others > 0 and is_queue_aware and may_borrow and states.delay(length) > _WORTH
+        if is_late:
+            decision = replace(decision, device_wait=None, server_wait=0.0, reason="the device has others before it", explore=False)
+        both = eligibility.device and eligibility.server
+        may_grade = both and (has_choice or (isinstance(plan.policy, DeviceOnly) and not plan.policy.is_strict))
+        is_asked = kept_out is None and eligibility.device and decision.device_wait is not None
+        not_graded = self._why_not_graded(facts, eligibility) if is_asked and (way is None or way.name == GATED) else ""
+        is_graded = self.grader is not None and may_grade and not not_graded and (way is None or way.name == GATED)
+        is_exempt = (is_one_sided and not is_graded) or (kept_out is None and not both)
+        is_wanted = not is_exempt and decision.wait(plan.constrained) is not None
+        may_ask = is_graded and not is_exempt and not is_wanted and plan.constrained == "server"
+        part = None if self.grader is None else self.grader.account.reserve(length, wanted=may_ask)
+        may_ask = part is not None and part.is_allowed
+        reservation = self._steering.reserve(length, wanted=is_wanted or may_ask, on_credit=is_late)
+        if is_wanted and not reservation.is_allowed:
+            decision = steer(planned, plan.constrained, is_allowed=False)
+        if reservation.is_borrowed:
+            decision = replace(decision, reason=f"{decision.reason}, and the budget is spent: borrowed")
+        rested = spare_resting(decision, eligibility, device, seen.able, resting)
+        is_exempt, decision = is_exempt or rested is not decision, rested
+        loggable = facts_for_log(facts) if decision.reason == eligibility.reason else facts
+        logged_reason = seen.check(loggable).reason if loggable is not facts else ""
+        attempts = plan_attempts(decision, eligibility, device, seen.able)
+        return DispatchRecord(
+            decision,
+            attempts,
+            device=device.name if device is not None else None,
+            plan=plan,
+            facts=facts,
+            steering=self._steering,
+            reservation=reservation,
+            is_exempt=is_exempt,
+            is_named=is_one_sided,
+            costs=self._costs,
+            logged_reason=logged_reason,
+            obstacles=find_obstacles(facts, device, seen.servers, gate=self._options.gate, shortens=not seen.able),
+            late=_late(eligibility, seen.late, device, seen.able),
+            resting=resting_behind(attempts, resting),
+            waits_for=others if is_late and not reservation.is_allowed else 0,
+            without_effect=seen.without_effect,
+            shortened_to=shortened_length(facts, device) if eligibility.device else None,
+            sides=names_of_two_servers(device, seen.able or seen.servers),
+            gate=self.grader.plan(
+                facts,
+                device,
+                plan,
+                why_alone(plan, reservation, server, resting),
+                min_score=None if way is None else way.min_score,
+            )
+            if self.grader and is_graded
+            else None,
+            gate_reservation=part,
+            not_graded=not_graded,
+            note=_note(unavailable) + "".join(f"; not for {each.name}" for each in seen.servers if seen.able and each not in seen.able),
+        )
+
+    def forecast(
+        self,
+        request: Request,
+        device: Endpoint | None,
+        servers: Sequence[Endpoint],
+        unavailable: Mapping[str, EndpointError],
+        *,
+        facts: RequestFacts,
+        reading: Reading,
+        weights: Weights,
+        options: MigrationOptions,
+        resting: Mapping[str, str],
+        states: EndpointStates,
+    ) -> list[tuple[Way, AskedWay]]:
+        """Return the ways in which a race can make an answer, and what is predicted of each; one at least is open.
+
+        The other arguments, and the errors, are those of ``decide``. A policy that names a side has its own way alone.
+
+        Args:
+            reading: how the answer is read.
+            weights: what the caller says is worth how much.
+            options: may have the quality of endpoints.
+        """
+        seen = self._survey(request, device, servers, unavailable, facts, resting=resting)
+        plan, length, eligibility, kinds = self._plan, facts.prompt_tokens, seen.eligibility, seen.kinds
+        cost = partial(endpoint_cost, self._costs)
+        names = [each.name for each in kinds.values()]
+        sides = {
+            side: side_terms(
+                each,
+                cost,
+                reading,
+                prompt_tokens=length,
+                rate=self._rate_of(side, each),
+                quality=self.quality(each, names, options),
+            )
+            for side, each in kinds.items()
+        }
+        some = next(iter(sides.values()))
+        terms = Terms(self._learner.times, length, states.wait(), sides.get("device", some), sides.get("server", some), plan.constrained)
+        asked = {GATED, "device" if isinstance(plan.policy, DeviceOnly) else "server"}
+        wanted = asked if isinstance(plan.policy, DeviceOnly | ServerOnly) else {*ALONE, RACE, GATED}
+        drawn = restrict(plan.decide(length, Random(f"{self._seed}/way/{self._count}")), eligibility)
+        first: dict[str, Decision] = {**ALONE, GATED: ALONE["device"]}  # a server that starts at once would leave a gate nothing to save
+        decisions = {name: first.get(name, drawn) for name in (*ALONE, RACE, GATED) if name in wanted}
+        has_budget = eligibility.device and eligibility.server and not isinstance(plan.policy, DeviceOnly | ServerOnly)
+        is_full = has_budget and not self._steering.allows(length)
+        found: list[tuple[Way, AskedWay]] = []
+        for name, decision in decisions.items():
+            least, gate = None, None
+            if name == GATED and self.grader is not None:
+                least = terms.least_score(weights) if self.grader.is_calibrated else None
+                gate = self.grader.outlook(_graded_share(plan, self.grader), least)
+            obstacle = self._why_closed(name, decision, seen, resting)
+            way = Way(name=name, obstacle=obstacle) if obstacle else terms.way(name, decision, gate)
+            if is_full and way.spends:
+                way = replace(way, obstacle="the budget is spent")
+            found.append((way if has_budget else replace(way, spends=0.0), AskedWay(name, decision, least)))
+        return found if self.grader is not None else [each for each in found if each[0].name != GATED]
+
+    def _why_closed(self, name: str, decision: Decision, seen: _Survey, resting: Mapping[str, str]) -> str:
+        """Return why a way isn't open to an answer, whatever the budget says, as a clause; "": it is."""
+        eligibility = seen.eligibility
+        for side, other in (("device", "server"), ("server", "device")):
+            is_able = eligibility.device if side == "device" else eligibility.server
+            if not is_able and name != other:
+                return eligibility.reason or f"no {side}"
+            if name == side and eligibility.first == other:
+                return eligibility.reason
+        kept = [each for side, each in seen.kinds.items() if decision.wait(side) is not None and each.name in resting]
+        if kept and any(each.name not in resting for each in seen.kinds.values()):
+            return f"{kept[0].name} rests, because {resting[kept[0].name]}"
+        if name in {RACE, GATED} and not eligibility.hedge:
+            return eligibility.reason
+        return self._why_not_graded(seen.facts, eligibility) if name == GATED else ""
+
+    def _rate_of(self, side: Side, endpoint: Endpoint) -> float | None:
+        """Return the tokens per second that a side writes; None: not known."""
+        known = self._migration.rate(endpoint)
+        if known is not None:
+            return known
+        speed = self._learner.times[1]
+        return self._server_rate if side == "server" else None if speed is None else speed.decode_tokens_per_s
+
+    def quality(self, endpoint: Endpoint, endpoints: Iterable[str], options: MigrationOptions) -> float | None:
+        """Return the quality of an endpoint's answers; None: not known.
+
+        If the quality of all endpoints was declared or measured, it is that. Else it follows from ratings: a server's answers count as 1,
+        because whoever rates a device's answer says whether it is as good.
+
+        Args:
+            endpoint: the endpoint.
+            endpoints: the names of the client's.
+            options: may have the quality of endpoints.
+        """
+        declared = self._migration.qualities(options)
+        if all(name in declared for name in endpoints):
+            return declared.get(endpoint.name)
+        return 1.0 if endpoint.kind == "server" else None if self.grader is None else self.grader.quality
+
+    @property
+    def budget(self) -> float:
+        """Share of all prompt tokens that the constrained side may process, 0 to 1."""
+        return self._learner.budget
+
+    def expected_tokens(self, limit: int | None) -> float:
+        """Return the tokens that an answer is expected to have. ``limit``: maximum of them; None: not known."""
+        return self._migration.expected_tokens(limit)
+
+    @property
+    def _plan(self) -> Plan:
+        """The plan of the next answer, which keeps a part of the budget for a gate that is on."""
+        self._learner.keep_back(0.0 if self.grader is None or self.grader.why_off else 1.0 - _AT_ONCE)
+        return self._learner.plan
+
+    def _survey(
+        self,
+        request: Request,
+        device: Endpoint | None,
+        servers: Sequence[Endpoint],
+        unavailable: Mapping[str, EndpointError],
+        facts: RequestFacts | None,
+        *,
+        resting: Mapping[str, str],
+    ) -> _Survey:
+        """Return who can serve a request; see ``decide``."""
         self._update_costs(device, servers)
         kept_out = self.kept_out
         without_effect = "" if kept_out is not None else why_without_effect(self._learner.policy, device, servers)
@@ -269,65 +504,7 @@ class Dispatcher:
             asked = [*([device] if device is not None and _passes(self._options.gate, facts) else []), *servers]
             more = f"{_note(unavailable)}{_CURE if servers else ''}" if kept_out is None else ""
             raise refusal(request, facts, asked, without=kept_out or "", reason=eligibility.reason, more=more)
-        self._learner.keep_back(0.0 if self.grader is None or self.grader.why_off else 1.0 - _AT_ONCE)
-        plan, length = self._learner.plan, facts.prompt_tokens
-        self._count += 1
-        is_one_sided = isinstance(plan.policy, DeviceOnly | ServerOnly)  # asked for by name: no budget limits it
-        has_choice = eligibility.device and eligibility.server and not is_one_sided
-        rng = Random(f"{self._seed}/{self._count}") if has_choice else _INDIFFERENT  # to seed one costs more than the decision
-        decision = planned = restrict(plan.decide(length, rng), eligibility)
-        others = 0 if states is None else states.queued
-        may_borrow = eligibility.first != "device" and not any(each.name in resting for each in (device, server) if each is not None)
-        is_queue_aware = has_choice and plan.constrained == "server" and self._learner.policy in _QUEUE_AWARE
-        is_late = states is not None and others > 0 and is_queue_aware and may_borrow and states.delay(length) > _WORTH
-        if is_late:
-            decision = replace(decision, device_wait=None, server_wait=0.0, reason="the device has others before it", explore=False)
-        both = eligibility.device and eligibility.server
-        may_grade = both and (has_choice or (isinstance(plan.policy, DeviceOnly) and not plan.policy.is_strict))
-        is_asked = kept_out is None and eligibility.device and decision.device_wait is not None
-        not_graded = self._why_not_graded(facts, eligibility) if is_asked else ""
-        is_graded = self.grader is not None and may_grade and not not_graded
-        is_exempt = (is_one_sided and not is_graded) or (kept_out is None and not both)
-        is_wanted = not is_exempt and decision.wait(plan.constrained) is not None
-        may_ask = is_graded and not is_exempt and not is_wanted and plan.constrained == "server"
-        part = None if self.grader is None else self.grader.account.reserve(length, wanted=may_ask)
-        may_ask = part is not None and part.is_allowed
-        reservation = self._steering.reserve(length, wanted=is_wanted or may_ask, on_credit=is_late)
-        if is_wanted and not reservation.is_allowed:
-            decision = steer(planned, plan.constrained, is_allowed=False)
-        if reservation.is_borrowed:
-            decision = replace(decision, reason=f"{decision.reason}, and the budget is spent: borrowed")
-        rested = spare_resting(decision, eligibility, device, able, resting)
-        is_exempt, decision = is_exempt or rested is not decision, rested
-        loggable = facts_for_log(facts) if decision.reason == eligibility.reason else facts
-        logged_reason = check(loggable).reason if loggable is not facts else ""
-        attempts = plan_attempts(decision, eligibility, device, able)
-        return DispatchRecord(
-            decision,
-            attempts,
-            device=device.name if device is not None else None,
-            plan=plan,
-            facts=facts,
-            steering=self._steering,
-            reservation=reservation,
-            is_exempt=is_exempt,
-            is_named=is_one_sided,
-            costs=self._costs,
-            logged_reason=logged_reason,
-            obstacles=find_obstacles(facts, device, servers, gate=self._options.gate, shortens=not able),
-            late=_late(eligibility, late, device, able),
-            resting=resting_behind(attempts, resting),
-            waits_for=others if is_late and not reservation.is_allowed else 0,
-            without_effect=without_effect,
-            shortened_to=shortened_length(facts, device) if eligibility.device else None,
-            sides=names_of_two_servers(device, able or servers),
-            gate=self.grader.plan(facts, device, plan, why_alone(plan, reservation, server, resting))
-            if self.grader and is_graded
-            else None,
-            gate_reservation=part,
-            not_graded=not_graded,
-            note=_note(unavailable) + "".join(f"; not for {server.name}" for server in servers if able and server not in able),
-        )
+        return _Survey(device, servers, able, late, facts, eligibility, check, kept_out, without_effect)
 
     def _keep_out(
         self, device: Endpoint | None, servers: Sequence[Endpoint], unavailable: Mapping[str, EndpointError]
@@ -535,6 +712,11 @@ def _shape(device: Endpoint | None) -> ModelShape | None:
 
 def _passes(gate: Gate | None, facts: RequestFacts) -> bool:
     return gate is None or gate(facts)
+
+
+def _graded_share(plan: Plan, grader: Grader) -> float:
+    """Return the share of the prompt tokens that servers may process because of low scores."""
+    return grader.account.budget if plan.constrained == "server" else 1.0
 
 
 def _late(eligibility: Eligibility, late: dict[str, str], device: Endpoint | None, able: Sequence[Endpoint]) -> dict[str, str]:

@@ -35,6 +35,11 @@ class EndpointStates:
         self._queue.places = _places_of(self._device)
         return self._queue.delay(tokens, now=self._clock())
 
+    def wait(self) -> float:
+        """Return about how many seconds the device is busy with the answers before this one; 0: it isn't."""
+        self._queue.places = _places_of(self._device)
+        return self._queue.wait(now=self._clock()) if len(self._queue) else 0.0
+
     @property
     def queued(self) -> int:
         """Number of answers at the device."""

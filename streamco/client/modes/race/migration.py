@@ -80,6 +80,14 @@ class MigrationPlanner:
         """Lengths of answers, for the next client; None: no answer was seen, now or before."""
         return self._lengths.estimate().compress() if len(self._lengths) else self._prior
 
+    def expected_tokens(self, limit: int | None) -> float:
+        """Return the tokens that an answer is expected to have. ``limit``: maximum of them; None: not known."""
+        return self._lengths.estimate().expected(0.0, None if limit is None else float(limit))
+
+    def rate(self, endpoint: Endpoint) -> float | None:
+        """Return the tokens per second that an endpoint has written in three quarters of its answers; None: not known."""
+        return self._switching.timing(endpoint.name, is_device=endpoint.kind == "device").rate
+
     def copy(self) -> MigrationPlanner:
         """Return a planner that starts with what this one knows, and learns on its own."""
         return deepcopy(self)
@@ -117,7 +125,7 @@ class MigrationPlanner:
         endpoints = list(endpoints)
         terms = self._known_terms(endpoints, cost)
         pairs = permutations((endpoint.name for endpoint in endpoints), 2)  # a writer of any price counts, after a failure
-        moves = barred_moves(pairs, self._qualities(options), options.min_quality, trusted=trusted)
+        moves = barred_moves(pairs, self.qualities(options), options.min_quality, trusted=trusted)
         barred = frozenset((move.source, move.target) for move in moves)
         if barred.issuperset(_possible_moves(endpoints, terms)):  # no endpoint that can continue is cheaper and good enough
             return None
@@ -179,13 +187,14 @@ class MigrationPlanner:
             return []
         endpoints = list(endpoints)
         moves = _possible_moves(endpoints, self._known_terms(endpoints, cost))
-        return barred_moves(moves, self._qualities(options), options.min_quality, trusted=trusted)
+        return barred_moves(moves, self.qualities(options), options.min_quality, trusted=trusted)
 
     def is_unknown(self, options: MigrationOptions, source: str, target: str) -> bool:
         """Return True if a move happened although nothing says how good these endpoints are, and the caller has set nothing."""
-        return options.min_quality is None and not are_known((source, target), self._qualities(options))
+        return options.min_quality is None and not are_known((source, target), self.qualities(options))
 
-    def _qualities(self, options: MigrationOptions) -> Mapping[str, float]:
+    def qualities(self, options: MigrationOptions) -> Mapping[str, float]:
+        """Return the quality of endpoints, as the options or the profile say it."""
         return self.quality if options.quality is None else options.quality
 
     def record(self, machine: RaceMachine, devices: frozenset[str], prompt_tokens: int) -> None:

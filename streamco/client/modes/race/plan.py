@@ -15,7 +15,16 @@ from msgspec.structs import replace
 from streamco.client.answer_log import describe_error
 from streamco.client.degradation import OnDegraded
 from streamco.client.endpoint_set import EndpointSet
-from streamco.client.modes.base import AskedAnswer, ClientPlanner, CostOf, EndedAnswer, ModeContext, Prepared, values_of
+from streamco.client.modes.base import (
+    AskedAnswer,
+    ClientPlanner,
+    CostOf,
+    EndedAnswer,
+    ModeContext,
+    PlannedWay,
+    Prepared,
+    values_of,
+)
 from streamco.client.modes.notes import note_unpaced
 from streamco.client.modes.race.dispatch_record import DispatchRecord
 from streamco.client.modes.race.dispatcher import Dispatcher, DispatchOptions
@@ -25,15 +34,17 @@ from streamco.client.modes.race.log import log_step
 from streamco.client.modes.race.migration import MigrationOptions
 from streamco.client.modes.race.notes import note_dispatch, note_moves, note_passed_over, note_race, note_settings
 from streamco.client.modes.race.server_checks import ServerChecks
+from streamco.client.modes.race.ways import AskedWay
 from streamco.client.request_facts import takes_long
 from streamco.config import fixed_rate
 from streamco.core.race.gate import GatePlan
 from streamco.core.race.machine import Fatal, OnFailure, RaceMachine, RacePlan
 from streamco.core.race.migration import MigrationPlan
-from streamco.endpoints.base import Kind
+from streamco.endpoints.base import Endpoint, Kind
 from streamco.errors import ConfigError
 from streamco.lazy_numpy import is_numpy_loaded, load_numpy
 from streamco.policies.eligibility import RequestFacts
+from streamco.policies.ways import Weights
 
 __all__ = ["PreparedRace", "RacePlanner"]
 
@@ -97,16 +108,58 @@ class RacePlanner(ClientPlanner):
 
     async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> PreparedRace:
         """Return the answer, ready to start. A short request's facts are found when it is dispatched, because that takes no time."""
+        await self._look()
+        if takes_long(asked.request):
+            await asked.describe()
+        return self._prepared(asked, None)
+
+    async def forecast(self, asked: AskedAnswer, weights: Weights) -> list[PlannedWay]:
+        """Return the ways in which this mode can make an answer, and what is predicted of each."""
+        await self._look()
+        facts, endpoints, options = await asked.describe(), self._endpoints, self._migration or MigrationOptions()
+        found = self.dispatcher.forecast(
+            asked.request,
+            endpoints.device,
+            endpoints.servers,
+            endpoints.unavailable,
+            facts=facts,
+            reading=asked.reading,
+            weights=weights,
+            options=options,
+            resting={} if asked.settings.degradations.rule == "raise" else self._states.resting(endpoints.endpoints),
+            states=self._states,
+        )
+
+        async def prepared(way: AskedWay) -> PreparedRace:
+            return self._prepared(asked, way)
+
+        return [PlannedWay(way, partial(prepared, chosen)) for way, chosen in found]
+
+    async def _look(self) -> None:
+        """Take what the server tells, and load what a decision needs."""
         self.dispatcher.take_told_times(self._endpoints.servers)
         if self.dispatcher.has_samples and not is_numpy_loaded():
             await asyncio.shield(asyncio.wrap_future(_numpy_loading()))  # other answers may wait for it, too
-        if takes_long(asked.request):
-            await asked.describe()
-        return PreparedRace(asked, self.dispatcher, migration=self._migration, checks=self._checks, states=self._states)
+
+    def _prepared(self, asked: AskedAnswer, way: AskedWay | None) -> PreparedRace:
+        return PreparedRace(asked, self.dispatcher, migration=self._migration, checks=self._checks, states=self._states, way=way)
 
     def costs(self) -> CostOf:
         """Return the function that gives the cost of tokens."""
         return self.dispatcher.costs(self._endpoints.device, self._endpoints.servers)
+
+    @property
+    def budget(self) -> float:
+        """Share of all prompt tokens that the side under the budget may read."""
+        return self.dispatcher.budget
+
+    def expected_tokens(self, limit: int | None) -> float:
+        """Return the tokens that an answer is expected to have; see ``ClientPlanner``."""
+        return self.dispatcher.expected_tokens(limit)
+
+    def quality(self, endpoint: Endpoint) -> float | None:
+        """Return the quality of an endpoint's answers; see ``ClientPlanner``."""
+        return self.dispatcher.quality(endpoint, self._endpoints.endpoints, self._migration or MigrationOptions())
 
     def learn(self, ended: EndedAnswer) -> None:
         """Learn from an answer that has ended. The times of a race are recorded when it ends."""
@@ -133,6 +186,7 @@ class PreparedRace(Prepared[RaceDriver]):
         migration: how the answer moves to a cheaper endpoint; None: the caller has said nothing about it.
         checks: finds out what servers are, and which refuse their keys; None: nothing is asked beside answers.
         states: which endpoints rest, and how long the device's queue is.
+        way: was chosen by its forecast; None: the policy decides.
     """
 
     def __init__(
@@ -143,8 +197,10 @@ class PreparedRace(Prepared[RaceDriver]):
         migration: MigrationOptions | None,
         checks: ServerChecks | None,
         states: EndpointStates,
+        way: AskedWay | None = None,
     ) -> None:
         super().__init__(asked)
+        self._way = way
         self._dispatcher = dispatcher
         self._migration = migration or MigrationOptions()
         self._is_migration_given = migration is not None
@@ -165,6 +221,7 @@ class PreparedRace(Prepared[RaceDriver]):
             asked.facts,
             resting=resting,
             states=self._states,
+            way=self._way,
         )
         request, max_ahead = asked.request, None
         if (rate := fixed_rate(asked.pace)) is not None:

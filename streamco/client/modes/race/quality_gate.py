@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from numbers import Real
+from statistics import fmean
 
 from msgspec import Struct
 
@@ -18,7 +19,8 @@ from streamco.endpoints.base import Endpoint
 from streamco.errors import ConfigError, UsageError, shorten
 from streamco.policies.budget_control import BudgetSteering, Reservation
 from streamco.policies.eligibility import RequestFacts
-from streamco.policies.quality import MAX_TOKENS, AnswerFacts, LearnedScore, Perplexity, Score, SteeredThreshold
+from streamco.policies.quality import MAX_TOKENS, MIN_RATED, AnswerFacts, LearnedScore, Perplexity, Score, SteeredThreshold
+from streamco.policies.ways import GateOutlook
 
 __all__ = ["Grader", "QualityGate", "facts_of", "why_alone", "why_not_graded"]
 
@@ -108,7 +110,45 @@ class Grader:
             return self.options.score
         return self.learned if self.options.min_score is None else Perplexity()
 
-    def plan(self, facts: RequestFacts, device: Endpoint | None, plan: Plan, obstacle: str) -> GatePlan | None:
+    @property
+    def quality(self) -> float | None:
+        """Share of the device's answers that are good, as far as scores or ratings say it; None: too little is known."""
+        return fmean(self._scores) if self.is_calibrated else self.learned.good_share
+
+    @property
+    def is_calibrated(self) -> bool:
+        """True if scores are probabilities of a good answer, so that it can be computed from which one on the device's is worth more."""
+        return self._score is self.learned and self.learned.is_ready and self.options.min_score is None
+
+    def outlook(self, share: float, min_score: float | None = None) -> GateOutlook:
+        """Return what the gate is expected to do.
+
+        Args:
+            share: of the prompt tokens that servers may process because of low scores.
+            min_score: lowest score of an answer that is shown; None: as ``plan`` has it.
+        """
+        scores = self._scores
+        least = self._least(share) if min_score is None else min_score
+        sure = [score for score in scores if score >= least]
+        return GateOutlook(
+            sure=len(sure) / len(scores) if scores else 1.0 - share,
+            tokens=self.options.tokens,
+            quality=fmean(sure) if sure and self.is_calibrated else None,
+            max_wait=self.options.max_wait,
+        )
+
+    @property
+    def _scores(self) -> Sequence[float]:
+        """Scores of the last answers, or of those that were rated, as long as few others are known."""
+        known = self._threshold.scores
+        return known if len(known) >= MIN_RATED or not self.is_calibrated else self.learned.rated_scores
+
+    def _least(self, share: float) -> float:
+        return self._threshold.threshold(share) if self.options.min_score is None else self.options.min_score
+
+    def plan(
+        self, facts: RequestFacts, device: Endpoint | None, plan: Plan, obstacle: str, *, min_score: float | None = None
+    ) -> GatePlan | None:
         """Return the gate of an answer; None: there is no device.
 
         Args:
@@ -116,6 +156,7 @@ class Grader:
             device: the device.
             plan: the dispatch plan, which says which side the budget limits.
             obstacle: as in ``GatePlan``.
+            min_score: lowest score of an answer that is shown; None: the caller's, or that by which the budget is spent.
         """
         if device is None:
             return None
@@ -131,7 +172,7 @@ class Grader:
         return GatePlan(
             source=device.name,
             score=score,
-            min_score=self._threshold.threshold(share) if options.min_score is None else options.min_score,
+            min_score=self._least(share) if min_score is None else min_score,
             tokens=options.tokens,
             max_wait=options.max_wait,
             obstacle=obstacle,

@@ -12,7 +12,7 @@ from time import monotonic
 from msgspec.structs import replace
 
 from streamco.client.answer_log import describe_error
-from streamco.client.modes.base import AskedAnswer, EndedAnswer, ModeContext, Obstacle, Planner, Prepared, values_of
+from streamco.client.modes.base import AskedAnswer, EndedAnswer, ModeContext, Obstacle, PlannedWay, Planner, Prepared, values_of
 from streamco.client.modes.current_rate import CurrentRate, RateSetting
 from streamco.client.modes.notes import note_unpaced
 from streamco.client.modes.speculation.driver import DrafterLike, EmitEvent, SpeculationDriver
@@ -25,10 +25,12 @@ from streamco.client.modes.speculation.output import SpeculativeOutput
 from streamco.client.modes.speculation.report import SpeculationRecord
 from streamco.client.modes.speculation.verifier_binding import VerifierBinding, VerifierSetting, reserve_places
 from streamco.client.observers.base import ObservedAnswer
-from streamco.config import fixed_rate
+from streamco.config import SamplingOptions, fixed_rate
+from streamco.core.answer_times import AnswerTimes
 from streamco.core.delivery import Delivery
 from streamco.core.race.attempt import AttemptState
 from streamco.core.race.estimators import is_burst
+from streamco.core.report import Report
 from streamco.core.speculation.answer import Emit
 from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import SpeculationEvent
@@ -47,6 +49,7 @@ from streamco.events import Origin
 from streamco.machine_driver import clock_of
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.policies.mode_switch import predict_rates
+from streamco.policies.ways import Way, Weights
 
 __all__ = ["PreparedSpeculation", "SpeculationPlanner", "names_of"]
 
@@ -131,6 +134,7 @@ class SpeculationPlanner(Planner):
         self._seed: int = (seed if known is None else known._seed) + bool(context.known)  # as other draws than the first client's
         self._numbers = count(1)
         self._raced = 0  # answers since one was speculated
+        self._times: AnswerTimes = AnswerTimes() if known is None else known._times
 
     def _bind(self, context: ModeContext) -> VerifierBinding:
         device, servers = context.endpoints.device, context.endpoints.servers
@@ -167,6 +171,63 @@ class SpeculationPlanner(Planner):
 
     async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> PreparedSpeculation | Obstacle:
         """Return the answer, ready to start, or what is in the way."""
+        terms = await self._terms(asked)
+        if isinstance(terms, Obstacle):
+            return terms
+        if if_faster and not self._pays():
+            return Obstacle(_DOES_NOT_PAY, _DOES_NOT_PAY, is_choice=True)
+        binding, (sampling, rule) = self.binding, terms
+        events, request = _EventBuffer(), replace(asked.request, sampling=sampling)
+        source, is_sampled = binding.drafter, rule.kind is RuleKind.SAMPLE
+        drafter: DeviceDrafter | LookupDrafter
+        asked_at = clock_of(asyncio.get_running_loop())()
+        try:
+            if isinstance(source, LookupEndpoint):
+                drafter = await source.drafter(request, emit=events, is_sampled=is_sampled, patience=self.options.patience)
+            else:
+                row_ids = self.options.tuning.row_tokens if is_sampled else 0
+                drafter = await source.drafter(request, emit=events, row_ids=row_ids)
+        except EndpointError as error:
+            if not _is_about_prompt(error):
+                binding.record_problem(_problem_of(error))
+            return Obstacle(str(error), describe_error(error))  # a chat template's own error may quote the prompt
+        return PreparedSpeculation(asked, self, request=request, drafter=drafter, events=events, rule=rule, asked_at=asked_at)
+
+    async def forecast(self, asked: AskedAnswer, weights: Weights) -> list[PlannedWay]:
+        """Return speculation as a way to make an answer, and what is predicted of it."""
+        terms, settings = await self._terms(asked), asked.settings
+        prepare = partial(self.prepare, asked)
+        if isinstance(terms, Obstacle):
+            return [PlannedWay(Way(name=self.name, obstacle=terms.text), prepare, terms)]
+        binding, planner, times, length = self.binding, settings.planner, self._times, (await asked.describe()).prompt_tokens
+        tokens = asked.reading.tokens
+        rate = times.rate(max(predict_rates(each.conditions()).best for each in self._candidates()))
+        remote = binding.server if binding.verifier is None else binding.verifier.remote or binding.server
+        read, drafts = (0, 0) if self.options.is_lookup else (length, round(tokens * times.computed("device")))
+        device = planner.costs()(binding.device, read, drafts, 0)
+        server = None if remote is None else planner.costs()(remote, length, round(tokens * times.computed("server")), 0).server
+        ends = (planner.quality(binding.device), None if remote is None else planner.quality(remote))
+        way = Way(
+            name=self.name,
+            first_word=times.first_word(length),
+            late=asked.reading.late(rate),
+            rate=rate,
+            dollars=server,
+            joules=device.device_joules,
+            energy_usd=device.device,
+            quality=_between(*ends, self.budget),
+            measured=(self.name,),
+        )
+        return [PlannedWay(way, prepare)]
+
+    def record(self, report: Callable[[], Report]) -> None:
+        """Learn the times of an answer that was speculated; see ``Planner``."""
+        found = report()
+        if found.mode == "speculate":
+            self._times.record(found)
+
+    async def _terms(self, asked: AskedAnswer) -> tuple[SamplingOptions, Rule] | Obstacle:
+        """Return the sampling options of an answer, written out, and its acceptance rule, or what is in the way of speculation."""
         binding, request, facts = self.binding, asked.request, await asked.describe()
         await binding.start()
         if binding.problem:
@@ -190,23 +251,7 @@ class SpeculationPlanner(Planner):
         if self.options.is_lookup and request.messages is not None and binding.vocabulary.info.has_reasoning:
             return Obstacle(_REASONS, _REASONS)
         self.estimates.expect_rounds(branches=self.options.max_branches if self.options.is_parallel else 0, ahead=self.max_ahead)
-        if if_faster and not self._pays():
-            return Obstacle(_DOES_NOT_PAY, _DOES_NOT_PAY, is_choice=True)
-        events, request = _EventBuffer(), replace(request, sampling=sampling)
-        source, is_sampled = binding.drafter, rule.kind is RuleKind.SAMPLE
-        drafter: DeviceDrafter | LookupDrafter
-        asked_at = clock_of(asyncio.get_running_loop())()
-        try:
-            if isinstance(source, LookupEndpoint):
-                drafter = await source.drafter(request, emit=events, is_sampled=is_sampled, patience=self.options.patience)
-            else:
-                row_ids = self.options.tuning.row_tokens if is_sampled else 0
-                drafter = await source.drafter(request, emit=events, row_ids=row_ids)
-        except EndpointError as error:
-            if not _is_about_prompt(error):
-                binding.record_problem(_problem_of(error))
-            return Obstacle(str(error), describe_error(error))  # a chat template's own error may quote the prompt
-        return PreparedSpeculation(asked, self, request=request, drafter=drafter, events=events, rule=rule, asked_at=asked_at)
+        return sampling, rule
 
     @property
     def misses_attention(self) -> bool:
@@ -500,6 +545,13 @@ def _budget(options: SpeculationOptions, context: ModeContext) -> float:
         return 1.0
     given = context.budget if context.is_new or options.budget is None else options.budget
     return 1.0 if given is None else given
+
+
+def _between(device: float | None, server: float | None, share: float) -> float | None:
+    """Return the quality of answers of which a server verifies a share: on the line between both, as nothing measured says otherwise."""
+    if share >= 1.0:
+        return server
+    return None if device is None or server is None else device + share * (server - device)
 
 
 def _is_faster(estimates: SpeculationEstimates) -> bool:

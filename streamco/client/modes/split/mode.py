@@ -65,7 +65,7 @@ class Split:
 
     def planner(self, context: ModeContext) -> ClientPlanner:
         """Return the planner of a client's answers."""
-        return SplitPlanner(self.endpoint)
+        return SplitPlanner(self.endpoint, context)
 
     def own_planner(self, context: ModeContext) -> Planner:
         """Return the planner of the answers in this mode alone."""

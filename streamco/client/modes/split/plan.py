@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+
 from msgspec.structs import replace
 
-from streamco.client.modes.base import AskedAnswer, ClientPlanner, CostOf, Prepared
+from streamco.client.modes.base import AskedAnswer, ClientPlanner, CostOf, ModeContext, Obstacle, PlannedWay, Prepared
 from streamco.client.modes.notes import note_shortened, note_unpaced
 from streamco.client.modes.obstacles import refusal, shortened_length, side_facts
 from streamco.client.modes.split.driver import SplitAnswerDriver
 from streamco.client.modes.split.notes import note_split
 from streamco.client.modes.split.report import PromptFacts, split_endpoint_cost
 from streamco.config import READING, fixed_rate
+from streamco.core.answer_times import AnswerTimes
+from streamco.core.report import Report
 from streamco.endpoints.base import Endpoint, Kind
 from streamco.endpoints.split.endpoint import SplitEndpoint
+from streamco.errors import EndpointError
 from streamco.policies.cost import RequestCost
 from streamco.policies.eligibility import RequestFacts, check_eligibility
+from streamco.policies.ways import Way, Weights
 from streamco.profiles import Profile
 
 __all__ = ["PreparedSplit", "SplitPlanner"]
+
+_REST = 30.0  # seconds without another try after the model could not start
 
 
 class SplitPlanner(ClientPlanner):
@@ -25,12 +35,23 @@ class SplitPlanner(ClientPlanner):
 
     Args:
         endpoint: the model.
+        context: the client's part.
     """
 
     name = "split"
+    declined = "not by the split model"
+    role = "split model"
 
-    def __init__(self, endpoint: SplitEndpoint) -> None:
+    def __init__(self, endpoint: SplitEndpoint, context: ModeContext) -> None:
         self._endpoint = endpoint
+        known = context.known.get(self.name)
+        same = known if isinstance(known, SplitPlanner) and known._endpoint is endpoint else None
+        self._times: AnswerTimes = AnswerTimes() if same is None else same._times
+        self._problem = ""
+        self._rests_until = 0.0
+        self._is_beside_others = context.endpoints.device is not endpoint
+        if self._is_beside_others:
+            context.endpoints.share(("split", id(endpoint)), lambda: endpoint)  # which closes it with the others
 
     @property
     def account(self) -> object:
@@ -47,9 +68,54 @@ class SplitPlanner(ClientPlanner):
         """Tokens per second of the virtual reader."""
         return READING
 
+    @property
+    def problem(self) -> str:
+        """Why the model can't make an answer beside other modes; "": it can."""
+        return self._problem
+
+    async def start(self) -> None:
+        """Start the endpoint, if it isn't the client's only one. See ``Planner``."""
+        if not self._is_beside_others or monotonic() < self._rests_until:
+            return
+        try:
+            await self._endpoint.start()
+            self._problem = ""
+        except EndpointError as error:
+            self._problem, self._rests_until = str(error), monotonic() + _REST
+
     async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> PreparedSplit:
         """Return the answer, ready to start, or what is in the way."""
         return PreparedSplit(asked, self._endpoint, await asked.describe())
+
+    async def forecast(self, asked: AskedAnswer, weights: Weights) -> list[PlannedWay]:
+        """Return the split model as a way to make an answer, and what is predicted of it."""
+        await self.start()
+        facts, endpoint, reading = await asked.describe(), self._endpoint, asked.reading
+        prepare, obstacle = partial(self.prepare, asked), self._problem
+        eligibility = check_eligibility(facts, device=side_facts(endpoint, facts, shortens=True), server=None)
+        if not obstacle and not eligibility.device:
+            obstacle = eligibility.reason
+        if obstacle:
+            return [PlannedWay(Way(name=self.name, obstacle=obstacle), prepare, Obstacle(obstacle, "the split model can't make it"))]
+        cost = split_endpoint_cost(endpoint, facts.prompt_tokens, round(reading.tokens), 0)
+        way = Way(
+            name=self.name,
+            first_word=self._times.first_word(facts.prompt_tokens),
+            late=reading.late(self._times.rate()),
+            rate=self._times.rate(),
+            dollars=0.0,
+            joules=cost.device_joules,
+            energy_usd=cost.device,
+            quality=asked.settings.planner.quality(endpoint),
+            measured=(self.name,),
+        )
+        return [PlannedWay(way, prepare)]
+
+    def record(self, report: Callable[[], Report]) -> None:
+        """Learn the times of an answer of the split model; see ``Planner``."""
+        found = report()
+        if found.mode == "split":
+            self._times.record(found)
 
     def costs(self) -> CostOf:
         """Return the function that gives the cost of tokens."""
