@@ -34,7 +34,7 @@ from streamco.profiles import DeviceSpeed, TTFTDistribution
 
 __all__ = [
     "MAX_AGE",
-    "Choice",
+    "ChosenWay",
     "GateOutlook",
     "RaceForecast",
     "Reading",
@@ -122,7 +122,7 @@ class Way(Struct, frozen=True, kw_only=True):
         return (weights.time or 0.0) * waiting + (weights.money or 0.0) * money - (weights.quality or 0.0) * (self.quality or 0.0)
 
 
-class Choice(NamedTuple):
+class ChosenWay(NamedTuple):
     """The choice for one answer.
 
     Args:
@@ -153,7 +153,7 @@ class WayChooser:
         self._price = _BudgetPrice()
         self._credit = 0.0  # weighted cost that further tries may be predicted to lose
 
-    def choose(self, ways: Iterable[Way], *, prompt_tokens: int = 0, budget: float = 1.0) -> Choice:
+    def choose(self, ways: Iterable[Way], *, prompt_tokens: int = 0, budget: float = 1.0) -> ChosenWay:
         """Return the choice between ways, of which one at least must be open.
 
         Args:
@@ -182,7 +182,7 @@ class WayChooser:
         if best is not None:
             self._credit += _TRIED * (_cost(best) + (self.weights.quality or 0.0) * max(each.quality or 0.0 for each in able))
         self._took(chosen)
-        return Choice(chosen.name, weighed, reason)
+        return ChosenWay(chosen.name, weighed, reason)
 
     def _gains(self, ways: Sequence[Way]) -> list[tuple[float, float]]:
         """Return what each way that spends of the budget gains by a token, over the best way that doesn't, and how many it spends."""

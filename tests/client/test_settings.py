@@ -114,7 +114,7 @@ def test_auto_chooses_among_one_mode_of_each_kind(modes: Any) -> None:
     "weights", [{"time": -1.0}, {"money": float("inf")}, {"quality": True}, {"time": "much"}, {"time": 0.0, "money": 0.0}]
 )
 def test_weights_are_finite_numbers_of_which_one_counts(weights: Any) -> None:
-    with pytest.raises(ConfigError, match="auto: .*expected "):
+    with pytest.raises(ConfigError, match=r"auto: .*expected "):
         Auto(**weights)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -136,7 +137,8 @@ def test_a_race_is_never_later_than_each_side_alone(
         "queue": queue,
     }
     race = forecast_race(Decision(device_wait, server_wait, "own", ""), **options)
-    alone = [forecast_race(Decision(*waits, "own", ""), **options) for waits in ((device_wait, None), (None, server_wait))]
+    decisions = (Decision(device_wait, None, "own", ""), Decision(None, server_wait, "own", ""))
+    alone = [forecast_race(decision, **options) for decision in decisions]
     assert race is not None
     assert all(each is not None and race.first_word <= each.first_word + 1e-9 for each in alone)
     assert all(0.0 <= share <= 1.0 + 1e-9 for share in race[1:])
@@ -208,7 +210,7 @@ def test_a_way_that_nothing_is_known_of_is_tried_less_and_less_often() -> None:
     tried = [chooser.choose([way("device"), way("speculate", None)]).way == "speculate" for _ in range(400)]
     places = [place for place, was in enumerate(tried) if was]
     assert places[:5] == [0, 2, 5, 12, 27]
-    assert {later - place for place, later in zip(places[5:], places[6:], strict=False)} == {MAX_AGE}
+    assert {later - place for place, later in pairwise(places[5:])} == {MAX_AGE}
 
 
 def test_a_way_that_could_not_be_the_cheapest_is_never_tried() -> None:

@@ -21,7 +21,7 @@ from streamco.client.modes.base import (
 from streamco.core.report import Report
 from streamco.core.report_parts import AnswerPlan
 from streamco.errors import ConfigError
-from streamco.policies.ways import Choice, Way, WayChooser, Weights
+from streamco.policies.ways import ChosenWay, Way, WayChooser, Weights
 
 __all__ = ["Auto"]
 
@@ -125,7 +125,7 @@ class WeighingPlanner(Fallback):
             found = [(planner, _closed(each, outcome) if each.way.name == choice.way else each) for planner, each in found]
         return await self.last.prepare(asked)  # which makes an exception of an answer that no way is open to
 
-    def _plan(self, asked: AskedAnswer, choice: Choice) -> AnswerPlan:
+    def _plan(self, asked: AskedAnswer, choice: ChosenWay) -> AnswerPlan:
         weights = self._chooser.weights
         return AnswerPlan(
             way=choice.way,

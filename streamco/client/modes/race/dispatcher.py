@@ -26,7 +26,7 @@ from streamco.client.modes.race.dispatch_record import DispatchRecord, endpoint_
 from streamco.client.modes.race.endpoint_states import EndpointStates
 from streamco.client.modes.race.migration import MigrationOptions, MigrationPlanner, trusted_moves, wants_moves
 from streamco.client.modes.race.quality_gate import Grader, QualityGate, facts_of, why_alone, why_not_graded
-from streamco.client.modes.race.ways import ALONE, GATED, RACE, AskedWay, Terms, side_terms
+from streamco.client.modes.race.ways import ALONE, GATED, RACE, AskedWay, RaceTerms, side_terms
 from streamco.client.request_facts import describe_request, facts_for_log
 from streamco.config import READING, check_share
 from streamco.core.race.attempt import Attempt, AttemptState
@@ -394,7 +394,9 @@ class Dispatcher:
             for side, each in kinds.items()
         }
         some = next(iter(sides.values()))
-        terms = Terms(self._learner.times, length, states.wait(), sides.get("device", some), sides.get("server", some), plan.constrained)
+        terms = RaceTerms(
+            self._learner.times, length, states.wait(), sides.get("device", some), sides.get("server", some), plan.constrained
+        )
         asked = {GATED, "device" if isinstance(plan.policy, DeviceOnly) else "server"}
         wanted = asked if isinstance(plan.policy, DeviceOnly | ServerOnly) else {*ALONE, RACE, GATED}
         drawn = restrict(plan.decide(length, Random(f"{self._seed}/way/{self._count}")), eligibility)

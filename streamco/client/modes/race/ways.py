@@ -13,7 +13,7 @@ from streamco.policies.dispatch import Decision, Side
 from streamco.policies.ways import GateOutlook, Reading, SideTerms, Way, Weights, forecast_race, least_score, race_way
 from streamco.profiles import DeviceSpeed, TTFTDistribution
 
-__all__ = ["ALONE", "GATED", "RACE", "AskedWay", "Terms", "side_terms"]
+__all__ = ["ALONE", "GATED", "RACE", "AskedWay", "RaceTerms", "side_terms"]
 
 RACE, GATED = "race", "gated race"
 ALONE: Mapping[str, Decision] = {
@@ -37,7 +37,7 @@ class AskedWay(NamedTuple):
     min_score: float | None = None
 
 
-class Terms(NamedTuple):
+class RaceTerms(NamedTuple):
     """What is known of both sides for one request.
 
     Args:

@@ -206,7 +206,8 @@ class SpeculationPlanner(Planner):
         read, drafts = (0, 0) if self.options.is_lookup else (length, round(tokens * times.computed("device")))
         device = planner.costs()(binding.device, read, drafts, 0)
         server = None if remote is None else planner.costs()(remote, length, round(tokens * times.computed("server")), 0).server
-        ends = (planner.quality(binding.device), None if remote is None else planner.quality(remote))
+        best = binding.server or remote
+        ends = (planner.quality(binding.device), None if best is None else planner.quality(best))
         way = Way(
             name=self.name,
             first_word=times.first_word(length),
