@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from streamco.core.report import Opening, Report
-from streamco.core.report_parts import AnswerPlan, AnswerUsage, DispatchReport, EndpointReport, Grade, SpeculationFigures, SplitFigures
-from streamco.core.totals import EndpointTotals, Totals
+from streamco.core.report_parts import (
+    AnswerPlan,
+    AnswerUsage,
+    DispatchReport,
+    EndpointReport,
+    Grade,
+    ShadowReport,
+    SpeculationFigures,
+    SplitFigures,
+)
+from streamco.core.totals import EndpointTotals, ShadowTotals, Totals
 from streamco.policies.ways import Way
 
 __all__ = [
@@ -16,6 +25,8 @@ __all__ = [
     "Grade",
     "Opening",
     "Report",
+    "ShadowReport",
+    "ShadowTotals",
     "SpeculationFigures",
     "SplitFigures",
     "Totals",

@@ -6,7 +6,7 @@ from streamco.client.chat import Answer
 from streamco.client.stream import Retracted, Settled, Token
 from streamco.endpoints.base import Endpoint, EndpointStream, Request, TextCounter, WrittenStream
 from streamco.openai_types import ChatCompletion, ChatCompletionChunk, CompletionUsage
-from streamco.policies.quality import AnswerFacts
+from streamco.policies.quality import AnswerFacts, ShadowPair
 
 __all__ = [
     "Answer",
@@ -19,6 +19,7 @@ __all__ = [
     "Request",
     "Retracted",
     "Settled",
+    "ShadowPair",
     "TextCounter",
     "Token",
     "WrittenStream",

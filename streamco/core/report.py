@@ -17,6 +17,7 @@ from streamco.core.report_parts import (
     EndpointReport,
     Grade,
     HandOver,
+    ShadowReport,
     SpeculationFigures,
     SplitFigures,
 )
@@ -31,6 +32,7 @@ from streamco.core.report_text import (
     grade_rows,
     plan_section,
     sections_to_text,
+    shadow_rows,
     speculation_section,
     split_section,
 )
@@ -65,6 +67,7 @@ class Report(Struct, frozen=True, kw_only=True):
         split: figures of a split model's trips; None: no split model had a part in it.
         grade: what the quality gate said of the device's answer; None: there is no gate, or the device had written nothing when the
             winner began.
+        shadow: a server's answer that nobody reads, asked for after this one ended; its cost is in no other figure. None: there is none.
         plan: what was predicted of each way to make the answer, by the weights of ``Auto``; None: no way was chosen by weights.
         request_id: the id of the answer's log lines, which servers get as ``X-Client-Request-Id``.
         notes: what was asked for and did not happen, a sentence each; empty: all went as asked.
@@ -93,6 +96,7 @@ class Report(Struct, frozen=True, kw_only=True):
     speculation: SpeculationFigures | None = None
     split: SplitFigures | None = None
     grade: Grade | None = None
+    shadow: ShadowReport | None = None
     plan: AnswerPlan | None = None
     request_id: str = ""
     notes: list[str] = field(default_factory=list)
@@ -157,6 +161,7 @@ def _answer_section(report: Report) -> Section:
         ("delayed tokens, stalls", f"{quality.delayed_tokens}, {quality.stalls}"),
         ("smoothness (1: the reader never waited)", f"{quality.score:.3f}"),
         ("cost", format_usd(report.cost_usd)),
+        *shadow_rows(report.shadow),
         *([("energy on this device", _energy(report))] if _has_device(report) else []),
         ("tokens not delivered", str(report.wasted_tokens)),
     ]

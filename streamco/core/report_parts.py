@@ -25,6 +25,7 @@ __all__ = [
     "Grade",
     "HandOver",
     "Outcome",
+    "ShadowReport",
     "SpeculationFigures",
     "SplitFigures",
     "StatesName",
@@ -200,6 +201,29 @@ class HandOver(Struct, frozen=True, kw_only=True):
     pause: float | None = None
     delayed_tokens: int = 0
     saved_usd: float | None = None
+
+
+class ShadowReport(Struct, frozen=True, kw_only=True):
+    """A server's answer that nobody reads, to compare the device's with (``QualityGate.shadow``). No other figure has a part of it.
+
+    Args:
+        endpoint: the server's name.
+        good: the device's answer was as good; None: not known.
+        why_not: why that isn't known, as a clause; "": it is, or not yet.
+        prompt_tokens, completion_tokens: that the server read and generated.
+        is_estimated: they are an estimate, because it sent no count.
+        cost_usd: US dollars; None: its prices aren't known.
+        is_final: nothing more comes of it.
+    """
+
+    endpoint: str
+    good: bool | None
+    why_not: str
+    prompt_tokens: int
+    completion_tokens: int
+    is_estimated: bool
+    cost_usd: float | None
+    is_final: bool
 
 
 class SpeculationFigures(Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from decimal import Decimal
 from msgspec import Struct
 
 from streamco.core.confidence import BEGINNING, Confidence
-from streamco.core.report_parts import AnswerPlan, EndpointReport, Grade, SpeculationFigures, SplitFigures
+from streamco.core.report_parts import AnswerPlan, EndpointReport, Grade, ShadowReport, SpeculationFigures, SplitFigures
 
 __all__ = [
     "Section",
@@ -22,6 +22,7 @@ __all__ = [
     "grade_rows",
     "plan_section",
     "sections_to_text",
+    "shadow_rows",
     "speculation_section",
     "split_section",
 ]
@@ -158,6 +159,14 @@ def grade_rows(grade: Grade | None) -> list[tuple[str, str]]:
     said = f"{format_grade(grade)} by {grade.tokens} tokens, good enough from {grade.min_score:.2f} on"
     asked = [("asked because of that", grade.asked)] if grade.asked else []
     return [("device's answer before it was shown", said if grade.score is not None else grade.verdict), *asked]
+
+
+def shadow_rows(shadow: ShadowReport | None) -> list[tuple[str, str]]:
+    """Return what became of an answer that nobody reads; nothing if there was none."""
+    if shadow is None:
+        return []
+    said = shadow.why_not or ("not compared yet" if shadow.good is None else "as good" if shadow.good else "better than the device's")
+    return [("shadow answer beside it", f"{shadow.endpoint}: {said}, {format_usd(shadow.cost_usd)}")]
 
 
 def endpoint_section(endpoints: Sequence[EndpointReport]) -> Section:

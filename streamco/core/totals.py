@@ -5,10 +5,10 @@ from __future__ import annotations
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from streamco.core.report_parts import Ending, EndpointReport
+from streamco.core.report_parts import Ending, EndpointReport, ShadowReport
 from streamco.policies.budget_control import BudgetSteering
 
-__all__ = ["AnswerCost", "EndpointTotals", "TotalsRecorder", "Totals"]
+__all__ = ["AnswerCost", "EndpointTotals", "ShadowTotals", "TotalsRecorder", "Totals"]
 
 _COUNTS = ("answers", "complete", "failed", "left", "hand_overs", "tokens", "wasted_tokens", "wasted_prompt_tokens")  # of all answers
 _COSTS = ("cost_usd", "energy_j", "unified_cost_usd")  # of one endpoint: None as soon as it is not known of one request
@@ -98,6 +98,40 @@ class EndpointTotals(Struct, frozen=True, kw_only=True):
         return replace(self, **counts, **{name: _sum(getattr(self, name), getattr(other, name)) for name in _COSTS})
 
 
+class ShadowTotals(Struct, frozen=True, kw_only=True):
+    """The sums over a client's shadow answers, which no other figure has a part of.
+
+    Args:
+        answers: number of them that have ended.
+        good, bad: those beside which the device's answer was as good, or wasn't.
+        prompt_tokens, completion_tokens: that servers read and generated for them.
+        cost_usd: US dollars; None as soon as one has no known price.
+    """
+
+    answers: int = 0
+    good: int = 0
+    bad: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_usd: float | None = 0.0
+
+    def plus(self, shadow: ShadowReport) -> ShadowTotals:
+        """Return the sums with one more."""
+        return ShadowTotals(
+            answers=self.answers + 1,
+            good=self.good + (shadow.good is True),
+            bad=self.bad + (shadow.good is False),
+            prompt_tokens=self.prompt_tokens + shadow.prompt_tokens,
+            completion_tokens=self.completion_tokens + shadow.completion_tokens,
+            cost_usd=_sum(self.cost_usd, shadow.cost_usd),
+        )
+
+    def joined(self, other: ShadowTotals) -> ShadowTotals:
+        """Return the sums of both together."""
+        counts = {name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__ if name != "cost_usd"}
+        return ShadowTotals(**counts, cost_usd=_sum(self.cost_usd, other.cost_usd))
+
+
 class Totals(Struct, frozen=True, kw_only=True):
     """The figures of a client's answers so far; an answer counts when all work for it has ended.
 
@@ -113,6 +147,7 @@ class Totals(Struct, frozen=True, kw_only=True):
         budget: allowed share of prompt tokens that the constrained side may process; None before the first answer.
         budget_share: realised share, over the answers that both sides could serve; None before the first.
         endpoints: each endpoint's part, by name; endpoints without a request are left out.
+        shadows: answers that nobody reads, asked for to compare a device's with; their cost is in no other figure.
     """
 
     answers: int = 0
@@ -129,6 +164,7 @@ class Totals(Struct, frozen=True, kw_only=True):
     budget: float | None = None
     budget_share: float | None = None
     endpoints: dict[str, EndpointTotals] = field(default_factory=dict)
+    shadows: ShadowTotals = ShadowTotals()
 
     def plus(self, cost: AnswerCost) -> Totals:
         """Return the totals with one more answer."""
@@ -164,6 +200,7 @@ class Totals(Struct, frozen=True, kw_only=True):
             energy_j=self.energy_j if other.energy_j is None else (self.energy_j or 0.0) + other.energy_j,
             unified_cost_usd=_sum(self.unified_cost_usd, other.unified_cost_usd),
             endpoints=endpoints,
+            shadows=self.shadows.joined(other.shadows),
         )
 
 
@@ -177,6 +214,10 @@ class TotalsRecorder:
     def record(self, cost: AnswerCost) -> None:
         """Add an answer, once, when all its work has ended."""
         self._sums = self._sums.plus(cost)
+
+    def record_shadow(self, shadow: ShadowReport) -> None:
+        """Add a shadow answer, once, when it has ended."""
+        self._sums = replace(self._sums, shadows=self._sums.shadows.plus(shadow))
 
     def use_budget(self, budget: BudgetSteering) -> None:
         """Take the budget's share from this account, that of the newest answer, from now on."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -34,9 +34,11 @@ __all__ = [
     "MIN_LABELS",
     "MIN_RATED",
     "AnswerFacts",
+    "Judge",
     "LearnedScore",
     "Perplexity",
     "Score",
+    "ShadowPair",
     "SteeredThreshold",
     "fit_logistic",
 ]
@@ -81,6 +83,26 @@ class AnswerFacts(Struct, frozen=True, kw_only=True):
     is_complete: bool
     prompt_tokens: int
     task: str | None = None
+
+
+class ShadowPair(Struct, frozen=True, kw_only=True):
+    """Two answers to one request, for a judge of the caller's.
+
+    Args:
+        messages: the request's messages; empty: it had a prompt.
+        prompt: the request's prompt; None: it had messages.
+        device: the device's answer, which the reader got.
+        server: the server's answer, which nobody reads.
+    """
+
+    messages: Sequence[Any]
+    prompt: str | None
+    device: str
+    server: str
+
+
+Judge = Callable[[ShadowPair], bool | Awaitable[bool | None] | None]
+"""Says whether a device's answer was as good as the server's; None: it can't say. It may be a coroutine function."""
 
 
 class Score(Protocol):

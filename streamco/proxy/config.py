@@ -192,9 +192,10 @@ def _shared(section: Struct, kind: type[Struct]) -> dict[str, Any]:
 class QualityTable(QualityGate, frozen=True, kw_only=True):
     """Table ``[dispatch.quality]``: settings of ``QualityGate``."""
 
-    NOT_IN_FILES: ClassVar[frozenset[str]] = frozenset({"score"})
+    NOT_IN_FILES: ClassVar[frozenset[str]] = frozenset({"score", "judge"})
 
     score: None = None
+    judge: None = None
 
 
 class DispatchSection(DispatchOptions, frozen=True, kw_only=True):

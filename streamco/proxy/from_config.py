@@ -31,6 +31,7 @@ from streamco.proxy.config import (
     DeviceSection,
     ProxyConfig,
     ProxyOptions,
+    QualityTable,
     ServerSection,
     SpeculateSection,
     SplitSection,
@@ -72,6 +73,11 @@ def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -
         return _build_split_client(config, config.split, environ)
     if config.speculate.mode == "race" and config.speculate.verifier is not None:
         raise ConfigError('speculate.verifier: expected mode = "speculate" or "auto" beside it, got race, in which nothing is verified')
+    quality = config.dispatch.quality
+    if config.callers is not None and isinstance(quality, QualityTable) and quality.shadow:
+        raise ConfigError(
+            f"dispatch.quality.shadow: expected none beside [callers], of whose budgets it would not be paid, got {quality.shadow:g}"
+        )
     device = None if config.device is None else _build_device(config.device, config.speculate, environ)
     tokenizer = None if isinstance(device, LocalServerEndpoint) else device
     servers = [_build_server(section, index, environ, tokenizer) for index, section in enumerate(config.server)]
@@ -122,7 +128,7 @@ def _build_split_client(config: ProxyConfig, section: SplitSection, environ: Map
     from streamco.engines.split.engine import device_parts
 
     usual = ProxyConfig()
-    sections = {"device": config.device, "server": config.server, "migration": config.migration, "speculate": config.speculate}
+    sections = {name: getattr(config, name) for name in ("device", "server", "migration", "speculate", "weights")}
     for name, value in sections.items():
         if value != getattr(usual, name):
             raise ConfigError(f"{name}: expected no such section beside [split], in which one model makes the whole answer, got it")

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from streamco.calibration.profile_store import load_profile
 from streamco.client.client import Client
+from streamco.client.modes.auto import Auto
 from streamco.client.modes.race.migration import MigrationOptions
 from streamco.client.modes.race.mode import Race
 from streamco.config import RetryPolicy, Timeouts
@@ -22,8 +23,9 @@ from streamco.endpoints.split.endpoint import SplitEndpoint
 from streamco.endpoints.verifiers.pool import VerifierPool
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.errors import ConfigError, EndpointConnectError
+from streamco.policies.ways import Weights
 from streamco.proxy.app import serving
-from streamco.proxy.config import DispatchSection, ProxyConfig, ServerSection, format_config, parse_config
+from streamco.proxy.config import DispatchSection, ProxyConfig, QualityTable, ServerSection, format_config, parse_config
 from streamco.proxy.from_config import ProbedEndpoint, build_client, build_options, keep_profile
 from streamco.server.app import serving as serving_engine
 from streamco.testing.engine import FakeEngine
@@ -219,6 +221,27 @@ def test_the_key_is_the_given_one_else_the_environments() -> None:
     assert build_options(parse_config('[proxy]\napi_key_env = "EMPTY"\n'), environ=environ).api_key is None
     with pytest.raises(ConfigError, match="api_key: expected a key, got an empty text"):
         build_options(ProxyConfig(), "", {})
+
+
+def test_no_callers_budget_pays_for_shadow_answers() -> None:
+    text = '[callers]\nfile = "c"\n[dispatch]\nquality = { shadow = 0.1 }\n[[server]]\nmodel = "m"\nbase_url = "http://127.0.0.1:9/v1"\n'
+    with pytest.raises(ConfigError, match=r"dispatch.quality.shadow: expected none beside \[callers\], .* got 0.1"):
+        build_client(parse_config(text), environ={})
+    alone = text.removeprefix('[callers]\nfile = "c"\n')
+    assert build_client(parse_config(alone), environ={}).race.quality == QualityTable(shadow=0.1)
+
+
+def test_weights_choose_between_the_modes_of_a_file() -> None:
+    text = '[[server]]\nmodel = "m"\nbase_url = "http://127.0.0.1:9/v1"\n[weights]\ntime = 0.01\nmoney = 1\n'
+    mode = build_client(parse_config(text), environ={})._settings.mode
+    assert mode == Auto(Race(), time=0.01, money=1)
+    assert parse_config(format_config(parse_config(text))).weights == Weights(time=0.01, money=1.0)
+    with pytest.raises(ConfigError, match=r'speculate.mode: expected "race" or "auto" beside \[weights\]'):
+        build_client(parse_config(f'{text}[speculate]\nmode = "speculate"\n'), environ={})
+    with pytest.raises(ConfigError, match=r"weights: .*expected a finite number"):
+        parse_config("[weights]\ntime = -1\n")
+    with pytest.raises(ConfigError, match=r"weights\.speed: expected one of time, money, quality, got a key that is unknown"):
+        parse_config("[weights]\nspeed = 1\n")
 
 
 def test_callers_take_the_place_of_the_key() -> None:

@@ -21,7 +21,7 @@ from streamco.config import Limits, ReaderPace, fixed_rate
 from streamco.core.race.answer_lengths import TYPICAL
 from streamco.core.race.machine import OnFailure, RaceMachine
 from streamco.core.report import Report
-from streamco.core.report_parts import AnswerPlan
+from streamco.core.report_parts import AnswerPlan, ShadowReport
 from streamco.core.totals import TotalsRecorder
 from streamco.endpoints.base import Endpoint, Kind, Request
 from streamco.errors import ConfigError
@@ -149,6 +149,7 @@ class AskedAnswer:
         facts: facts of the request; None: not found yet.
         passed_over: the mode that was asked last without making the answer, and what was in its way; None: none was.
         plan: what was predicted of each way to make it; None: nothing was.
+        shadow: gives the figures of a shadow answer to it; None: there is none.
     """
 
     def __init__(
@@ -172,6 +173,7 @@ class AskedAnswer:
         self.facts: RequestFacts | None = None
         self.passed_over: tuple[Planner, Obstacle] | None = None
         self.plan: AnswerPlan | None = None
+        self.shadow: Callable[[], ShadowReport] | None = None
 
     @property
     def reading(self) -> Reading:
@@ -182,7 +184,8 @@ class AskedAnswer:
 
     def complete(self, report: Report, notes: Sequence[str]) -> Report:
         """Return a driver's report with what was known before the answer began, and its notes."""
-        return replace(report, request_id=self.log.request_id, notes=list(notes), plan=self.plan)
+        shadow = None if self.shadow is None else self.shadow()
+        return replace(report, request_id=self.log.request_id, notes=list(notes), plan=self.plan, shadow=shadow)
 
     async def describe(self) -> RequestFacts:
         """Return the facts of the request, found once; in a thread, if that would block the event loop."""

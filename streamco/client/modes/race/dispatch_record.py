@@ -47,6 +47,7 @@ class DispatchRecord:
         gate: decides whether the device's answer is good enough; None: nothing does.
         gate_reservation: the part of the reservation for a server that is asked because of a low score; None: nothing grades answers.
         not_graded: why nothing does, though that was asked for, as a clause; "": it does, or wasn't asked for.
+        may_shadow: a server may write an answer that nobody reads after the device has written this one; the budget has it reserved.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class DispatchRecord:
         gate: GatePlan | None = None,
         gate_reservation: Reservation | None = None,
         not_graded: str = "",
+        may_shadow: bool = False,
     ) -> None:
         self.sides = sides
         self.obstacles = obstacles
@@ -86,6 +88,7 @@ class DispatchRecord:
         self.gate = gate
         self.gate_reservation = gate_reservation
         self.not_graded = not_graded
+        self.may_shadow = may_shadow
         self.barred: Sequence[BarredMove] = ()
         self.attempts = attempts
         self.device = device

@@ -25,7 +25,7 @@ from streamco.client.modes.race.attempt_plans import names_of_two_servers, plan_
 from streamco.client.modes.race.dispatch_record import DispatchRecord, endpoint_cost, known_prices
 from streamco.client.modes.race.endpoint_states import EndpointStates
 from streamco.client.modes.race.migration import MigrationOptions, MigrationPlanner, trusted_moves, wants_moves
-from streamco.client.modes.race.quality_gate import Grader, QualityGate, facts_of, why_alone, why_not_graded
+from streamco.client.modes.race.quality_gate import Grader, QualityGate, why_alone, why_not_graded
 from streamco.client.modes.race.ways import ALONE, GATED, RACE, AskedWay, RaceTerms, side_terms
 from streamco.client.request_facts import describe_request, facts_for_log
 from streamco.config import READING, check_share
@@ -43,7 +43,7 @@ from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, device_
 from streamco.policies.device_constrained import TAIL
 from streamco.policies.dispatch import Decision, DeviceOnly, DispatchPolicy, ServerOnly, Side
 from streamco.policies.eligibility import Eligibility, Gate, RequestFacts, check_eligibility, restrict
-from streamco.policies.quality import LearnedScore
+from streamco.policies.quality import AnswerFacts, LearnedScore
 from streamco.policies.ways import Reading, Way, Weights
 from streamco.profiles import ModelShape, Prices, Profile
 from streamco.profiles.rated_answer import RatedAnswer
@@ -307,12 +307,14 @@ class Dispatcher:
         is_asked = kept_out is None and eligibility.device and decision.device_wait is not None
         not_graded = self._why_not_graded(facts, eligibility) if is_asked and (way is None or way.name == GATED) else ""
         is_graded = self.grader is not None and may_grade and not not_graded and (way is None or way.name == GATED)
-        is_exempt = (is_one_sided and not is_graded) or (kept_out is None and not both)
+        draws_shadow = both and kept_out is None and is_asked and decision.server_wait is None and self._draws_shadow(facts)
+        is_exempt = (is_one_sided and not is_graded and not draws_shadow) or (kept_out is None and not both)
         is_wanted = not is_exempt and decision.wait(plan.constrained) is not None
         may_ask = is_graded and not is_exempt and not is_wanted and plan.constrained == "server"
         part = None if self.grader is None else self.grader.account.reserve(length, wanted=may_ask)
         may_ask = part is not None and part.is_allowed
-        reservation = self._steering.reserve(length, wanted=is_wanted or may_ask, on_credit=is_late)
+        is_spent = draws_shadow and plan.constrained == "server"
+        reservation = self._steering.reserve(length, wanted=is_wanted or may_ask or is_spent, on_credit=is_late)
         if is_wanted and not reservation.is_allowed:
             decision = steer(planned, plan.constrained, is_allowed=False)
         if reservation.is_borrowed:
@@ -352,6 +354,7 @@ class Dispatcher:
             else None,
             gate_reservation=part,
             not_graded=not_graded,
+            may_shadow=draws_shadow and (reservation.is_allowed or not is_spent),
             note=_note(unavailable) + "".join(f"; not for {each.name}" for each in seen.servers if seen.able and each not in seen.able),
         )
 
@@ -416,6 +419,12 @@ class Dispatcher:
                 way = replace(way, obstacle="the budget is spent")
             found.append((way if has_budget else replace(way, spends=0.0), AskedWay(name, decision, least)))
         return found if self.grader is not None else [each for each in found if each[0].name != GATED]
+
+    def _draws_shadow(self, facts: RequestFacts) -> bool:
+        """Return True if chance has it that the server is to answer a request as well, which must ask for text alone."""
+        share = 0.0 if self.grader is None else self.grader.options.shadow
+        is_text = not (facts.has_tools or facts.has_images or facts.has_json_schema or facts.other_parts or facts.choices > 1)
+        return share > 0.0 and is_text and Random(f"{self._seed}/shadow/{self._count}").random() < share
 
     def _why_closed(self, name: str, decision: Decision, seen: _Survey, resting: Mapping[str, str]) -> str:
         """Return why a way isn't open to an answer, whatever the budget says, as a clause; "": it is."""
@@ -639,13 +648,24 @@ class Dispatcher:
 
     # Learning
 
-    def record(self, dispatched: DispatchRecord, machine: RaceMachine, *, was_alone: bool = True, log: AnswerLog | None = None) -> None:
+    def record(
+        self,
+        dispatched: DispatchRecord,
+        machine: RaceMachine,
+        *,
+        was_alone: bool = True,
+        has_shadow: bool = False,
+        facts: AnswerFacts | None = None,
+        log: AnswerLog | None = None,
+    ) -> None:
         """Record a race that has ended: close its account and learn from its times.
 
         Args:
             dispatched: the decision for the answer.
             machine: its race.
             was_alone: the device had no other answer when it was asked for this one, so that its time says how fast it is.
+            facts: what is known of the answer if it may be rated; None: nothing, or the device didn't write all of it.
+            has_shadow: a server will write an answer that nobody reads.
             log: the answer's, which has the names by which it may be rated; None: it isn't.
         """
         attempts = [attempt for attempt in (*machine.attempts.values(), *machine.past_attempts) if attempt.opened is not None]
@@ -659,11 +679,12 @@ class Dispatcher:
         )
         is_outage = bool(constrained) and not was_planned
         if not dispatched.reservation.is_settled:
-            dispatched.steering.settle(dispatched.reservation, started=bool(constrained), exempt=dispatched.is_exempt or is_outage)
+            started = bool(constrained) or (has_shadow and dispatched.plan.constrained == "server")
+            dispatched.steering.settle(dispatched.reservation, started=started, exempt=dispatched.is_exempt or is_outage)
         if self.grader is not None and dispatched.gate_reservation is not None:
             self.grader.record(dispatched.gate_reservation, machine.gate, is_exempt=dispatched.is_exempt)
         if self.grader is not None and log is not None:
-            self.grader.remember(log.key, log.request_id, facts_of(dispatched, machine, self.grader.options.tokens))
+            self.grader.remember(log.key, log.request_id, facts)
         self._learner.observe(PromptLength(dispatched.prompt_tokens))
         self._migration.record(machine, frozenset([dispatched.device] if dispatched.device else []), dispatched.prompt_tokens)
         for attempt in attempts:

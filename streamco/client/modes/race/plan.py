@@ -12,7 +12,7 @@ from weakref import ref
 
 from msgspec.structs import replace
 
-from streamco.client.answer_log import describe_error
+from streamco.client.answer_log import REQUEST_ID_HEADER, describe_error
 from streamco.client.degradation import OnDegraded
 from streamco.client.endpoint_set import EndpointSet
 from streamco.client.modes.base import (
@@ -33,7 +33,9 @@ from streamco.client.modes.race.endpoint_states import EndpointStates
 from streamco.client.modes.race.log import log_step
 from streamco.client.modes.race.migration import MigrationOptions
 from streamco.client.modes.race.notes import note_dispatch, note_moves, note_passed_over, note_race, note_settings
+from streamco.client.modes.race.quality_gate import facts_of
 from streamco.client.modes.race.server_checks import ServerChecks
+from streamco.client.modes.race.shadows import Shadow, Shadows
 from streamco.client.modes.race.ways import AskedWay
 from streamco.client.request_facts import takes_long
 from streamco.config import fixed_rate
@@ -44,6 +46,7 @@ from streamco.endpoints.base import Endpoint, Kind
 from streamco.errors import ConfigError
 from streamco.lazy_numpy import is_numpy_loaded, load_numpy
 from streamco.policies.eligibility import RequestFacts
+from streamco.policies.quality import AnswerFacts
 from streamco.policies.ways import Weights
 
 __all__ = ["PreparedRace", "RacePlanner"]
@@ -88,6 +91,7 @@ class RacePlanner(ClientPlanner):
             self.dispatcher = known.dispatcher
         self._checks = context.endpoints.share("checks", ServerChecks) if checks_servers else None
         self._states = context.endpoints.share("states", lambda: EndpointStates(context.endpoints.device))
+        self._shadows = context.endpoints.share("shadows", Shadows)
         _check_sides(self.dispatcher, context.endpoints)
         _check_quality_names(migration, context.endpoints)
 
@@ -142,7 +146,15 @@ class RacePlanner(ClientPlanner):
             await asyncio.shield(asyncio.wrap_future(_numpy_loading()))  # other answers may wait for it, too
 
     def _prepared(self, asked: AskedAnswer, way: AskedWay | None) -> PreparedRace:
-        return PreparedRace(asked, self.dispatcher, migration=self._migration, checks=self._checks, states=self._states, way=way)
+        return PreparedRace(
+            asked,
+            self.dispatcher,
+            migration=self._migration,
+            checks=self._checks,
+            states=self._states,
+            shadows=self._shadows,
+            way=way,
+        )
 
     def costs(self) -> CostOf:
         """Return the function that gives the cost of tokens."""
@@ -186,6 +198,7 @@ class PreparedRace(Prepared[RaceDriver]):
         migration: how the answer moves to a cheaper endpoint; None: the caller has said nothing about it.
         checks: finds out what servers are, and which refuse their keys; None: nothing is asked beside answers.
         states: which endpoints rest, and how long the device's queue is.
+        shadows: the answers that servers write beside the device's.
         way: was chosen by its forecast; None: the policy decides.
     """
 
@@ -197,10 +210,12 @@ class PreparedRace(Prepared[RaceDriver]):
         migration: MigrationOptions | None,
         checks: ServerChecks | None,
         states: EndpointStates,
+        shadows: Shadows,
         way: AskedWay | None = None,
     ) -> None:
         super().__init__(asked)
         self._way = way
+        self._shadows = shadows
         self._dispatcher = dispatcher
         self._migration = migration or MigrationOptions()
         self._is_migration_given = migration is not None
@@ -374,7 +389,11 @@ class PreparedRace(Prepared[RaceDriver]):
         ``was_alone``: the device had no other answer when it was asked for this one.
         """
         settings, notes, machine = self.asked.settings, self.asked.notes, driver.machine
-        self._dispatcher.record(dispatched, machine, was_alone=was_alone, log=self.asked.log)
+        facts = None if self._dispatcher.grader is None else facts_of(dispatched, machine, self._dispatcher.grader.options.tokens)
+        shadow = None if facts is None else self._shadow(dispatched, machine)
+        self._dispatcher.record(dispatched, machine, was_alone=was_alone, has_shadow=shadow is not None, facts=facts, log=self.asked.log)
+        if shadow is not None and facts is not None:
+            self._begin(shadow, facts)
         settings.learn(EndedAnswer(dispatched.prompt_tokens, machine))
         note_race(settings.degradations, notes, driver)
         endpoints, model = settings.endpoints.endpoints, self.asked.request.model
@@ -382,6 +401,45 @@ class PreparedRace(Prepared[RaceDriver]):
         note_moves(settings.degradations, notes, unknown)
         if self._checks is not None:
             self._checks.check_unseen(machine, settings.endpoints, settings.degradations)
+
+    def _shadow(self, dispatched: DispatchRecord, machine: RaceMachine) -> Shadow | None:
+        """Return the answer that a server is to write beside the device's, which is whole; None: none."""
+        settings, grader, asked = self.asked.settings, self._dispatcher.grader, self.asked
+        if grader is None or not dispatched.may_shadow or machine.error is not None or machine.dropped or not settings.endpoints.is_open:
+            return None
+        names = [each.source for each in dispatched.attempts if each.source != dispatched.device]
+        if not names or any(machine.attempts[name].opened is not None for name in names if name in machine.attempts):
+            return None  # its prompt was read already, and would be a second time
+        server = settings.endpoints.endpoints[names[0]]
+        if (
+            server.name in dispatched.resting
+            or settings.degradations.refusal(server.name) is not None
+            or not self._shadows.has_room(server)
+        ):
+            return None
+        headers = {**asked.request.headers, REQUEST_ID_HEADER: f"{asked.log.request_id}-shadow"}
+        shadow = Shadow(
+            server=server,
+            request=replace(asked.request, headers=headers, max_retries=0),
+            text=machine.text,
+            tokens=machine.meter.tokens,
+            prompt_tokens=dispatched.prompt_tokens,
+            judge=grader.options.judge,
+            cost=dispatched.cost,
+        )
+        return shadow if shadow.can_be_judged else None
+
+    def _begin(self, shadow: Shadow, facts: AnswerFacts) -> None:
+        """Ask for a shadow answer; ``facts``: what is known of the device's."""
+        grader, totals = self._dispatcher.grader, self.asked.settings.totals
+
+        def ended(shadow: Shadow) -> None:
+            totals.record_shadow(shadow.report())
+            if grader is not None and shadow.good is not None:
+                grader.learned.observe(facts, shadow.good)
+
+        self.asked.shadow = shadow.report
+        self._shadows.begin(shadow, self.asked.log, ended)
 
 
 def _tell(driver: ref[RaceDriver], name: str, _question: asyncio.Task[None]) -> None:

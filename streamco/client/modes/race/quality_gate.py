@@ -19,7 +19,7 @@ from streamco.endpoints.base import Endpoint
 from streamco.errors import ConfigError, UsageError, shorten
 from streamco.policies.budget_control import BudgetSteering, Reservation
 from streamco.policies.eligibility import RequestFacts
-from streamco.policies.quality import MAX_TOKENS, MIN_RATED, AnswerFacts, LearnedScore, Perplexity, Score, SteeredThreshold
+from streamco.policies.quality import MAX_TOKENS, MIN_RATED, AnswerFacts, Judge, LearnedScore, Perplexity, Score, SteeredThreshold
 from streamco.policies.ways import GateOutlook
 
 __all__ = ["Grader", "QualityGate", "facts_of", "why_alone", "why_not_graded"]
@@ -40,6 +40,10 @@ class QualityGate(Struct, frozen=True, kw_only=True):
         score: a score of your own, an object with ``score(facts)`` that returns 0..1 for ``streamco.types.AnswerFacts``.
         tokens: tokens that are held for a score, 1 to 16.
         max_wait: seconds that a reader waits for the server after a low score; then the device's answer is shown after all.
+        shadow: share of the answers written by the device alone beside which a server writes one, too, afterwards and within the budget.
+            It is compared with the device's, and the score learns from that as from a rating. 0: none.
+        judge: compares both answers: a function of ``streamco.types.ShadowPair`` that returns True if the device's is as good, False, or
+            None if it can't say. None: answers of up to 16 tokens are compared word for word, and no longer ones.
 
     Raises:
         ConfigError: a setting out of range, or a score without a method of that name.
@@ -49,11 +53,18 @@ class QualityGate(Struct, frozen=True, kw_only=True):
     score: Score | None = None
     tokens: int = MAX_TOKENS
     max_wait: float = 5.0
+    shadow: float = 0.0
+    judge: Judge | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no answer could be graded by."""
         if self.min_score is not None:
             check_share("quality gate: min_score", self.min_score)
+        check_share("quality gate: shadow", self.shadow)
+        if self.judge is not None and not callable(self.judge):
+            raise ConfigError(f"quality gate: judge: expected a function of a ShadowPair or None, got {type(self.judge).__name__}")
+        if self.judge is not None and not self.shadow:
+            raise ConfigError("quality gate: judge: expected shadow above 0 beside it, without which it has nothing to judge, got 0")
         if self.score is not None and not callable(getattr(self.score, "score", None)):
             raise ConfigError(f"quality gate: score: expected an object with score(facts), got {type(self.score).__name__}")
         if isinstance(self.tokens, bool) or not isinstance(self.tokens, int) or not 1 <= self.tokens <= MAX_TOKENS:

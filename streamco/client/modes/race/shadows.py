@@ -1,0 +1,189 @@
+"""Shadow answers: a server's answer to a prompt that the device has answered, asked for afterwards to learn from their comparison.
+
+Nobody reads such an answer. It is asked for only if ``QualityGate(shadow=...)`` says so, within the budget, and never for a request with
+tools, pictures or a form that the answer must have. What is kept of it is whether both agree, and what it cost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from inspect import isawaitable
+
+from msgspec import Struct
+
+from streamco.client.answer_log import AnswerLog, describe_error
+from streamco.client.modes.base import CostOf
+from streamco.core.report_parts import ShadowReport
+from streamco.endpoints.base import Endpoint, EndpointStream, Request
+from streamco.endpoints.network.loop_bound import LoopBound, LoopState
+from streamco.errors import EndpointError
+from streamco.events import StreamEnded, TokensReceived
+from streamco.openai_types import CompletionUsage
+from streamco.policies.quality import MAX_TOKENS, Judge, ShadowPair
+
+__all__ = ["Shadow", "Shadows", "agree"]
+
+_MOST_CHARACTERS = 1 << 16  # of an answer that nobody reads
+_WORD = re.compile(r"\w+")
+
+
+def agree(first: str, second: str) -> bool:
+    """Return True if two short answers are the same but for case, spaces and punctuation; those without a word, but for spaces."""
+    one, other = (_WORD.findall(text.casefold()) for text in (first, second))
+    return one == other if one or other else first.split() == second.split()
+
+
+class Shadow(Struct, kw_only=True):
+    """One shadow answer.
+
+    Args:
+        server: the server.
+        request: the request that the device has answered.
+        text: the device's answer.
+        tokens: of the device's answer.
+        prompt_tokens: the prompt's length.
+        judge: compares both answers; None: short ones are compared word for word, and longer ones aren't.
+        cost: gives the cost of tokens.
+        made: tokens of the server's answer so far.
+        usage: its own count; None: it sent none.
+        good: the device's answer was as good; None: not known.
+        why_not: why that isn't known, as a clause; "": it is, or not yet.
+        has_ended: nothing more comes.
+    """
+
+    server: Endpoint
+    request: Request
+    text: str
+    tokens: int
+    prompt_tokens: int
+    judge: Judge | None
+    cost: CostOf
+    made: int = 0
+    usage: CompletionUsage | None = None
+    good: bool | None = None
+    why_not: str = ""
+    has_ended: bool = False
+
+    @property
+    def can_be_judged(self) -> bool:
+        """True if the device's answer can be compared with another one."""
+        return bool(self.text) and (self.judge is not None or self.tokens <= MAX_TOKENS)
+
+    def report(self) -> ShadowReport:
+        """Return the figures so far."""
+        prompt, made, cached = self.prompt_tokens, self.made, 0
+        if self.usage is not None:
+            details = self.usage.prompt_tokens_details
+            prompt, made = self.usage.prompt_tokens, self.usage.completion_tokens
+            cached = (details.cached_tokens or 0) if details else 0
+        return ShadowReport(
+            endpoint=self.server.name,
+            good=self.good,
+            why_not=self.why_not,
+            prompt_tokens=prompt,
+            completion_tokens=made,
+            is_estimated=self.usage is None,
+            cost_usd=self.cost(self.server, prompt, made, cached).server,
+            is_final=self.has_ended,
+        )
+
+    async def run(self) -> None:
+        """Ask the server, read its answer to the end and compare it."""
+        try:
+            other = await self._read(self.server.open(self.request))
+            if other is not None:
+                self.good = await self._compare(other)
+                self.why_not = "" if self.good is not None else self.why_not or "its judge didn't say"
+        except EndpointError as error:
+            self.why_not = f"the server failed ({describe_error(error)})"
+        except asyncio.CancelledError:
+            self.why_not = "the client was closed"
+            raise
+        finally:
+            self.has_ended = True
+
+    async def _read(self, stream: EndpointStream) -> str | None:
+        """Return the server's whole answer; None: it can't be compared."""
+        text: list[str] = []
+        length = 0
+        try:
+            while isinstance(event := await stream.receive(), TokensReceived):
+                self.made += event.tokens
+                deltas = [choice.delta for chunk in event.chunks for choice in chunk.choices[:1]]
+                if any(delta.tool_calls or delta.function_call or delta.refusal or delta.audio for delta in deltas):
+                    self.why_not = "the server's answer isn't text"
+                text += [delta.content or "" for delta in deltas]
+                length += len(text[-1]) if deltas else 0
+                if length > _MOST_CHARACTERS:
+                    self.why_not = f"the server's answer has more than {_MOST_CHARACTERS} characters"
+                    return None
+            if isinstance(event, StreamEnded):
+                self.usage = event.usage
+            if self.judge is None and self.made > MAX_TOKENS and not self.why_not:
+                self.why_not = f"the server's answer has more than {MAX_TOKENS} tokens"
+            return None if self.why_not else "".join(text)
+        finally:
+            await stream.cancel()
+
+    async def _compare(self, other: str) -> bool | None:
+        if self.judge is None:
+            return agree(self.text, other)
+        pair = ShadowPair(messages=self.request.messages or (), prompt=self.request.prompt, device=self.text, server=other)
+        try:
+            found = self.judge(pair)
+            said: object = await found if isawaitable(found) else found
+        except Exception as error:  # noqa: BLE001  the caller's, and its text may quote anything
+            self.why_not = f"its judge raised {type(error).__name__}"
+            return None
+        if said is not None and not isinstance(said, bool):
+            self.why_not = f"its judge returned {type(said).__name__}, not True, False or None"
+            return None
+        return said
+
+
+class _Running(LoopState):
+    """The shadow answers under way on one event loop."""
+
+    def __init__(self) -> None:
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    async def aclose(self) -> None:
+        """See ``LoopState``."""
+        for task in self.tasks:
+            task.cancel()
+        if self.tasks:
+            await asyncio.wait(self.tasks)
+
+
+class Shadows:
+    """The shadow answers of one client, one at a time, shared by clients from ``with_options``."""
+
+    def __init__(self) -> None:
+        self._running = LoopBound(_Running, owner="client")
+        self._is_closed = False
+
+    def has_room(self, server: Endpoint) -> bool:
+        """Return True if a server may be asked now. It isn't while it writes another answer, which some would break off."""
+        return not self._is_closed and not getattr(server, "is_answering", False) and not self._running.get().tasks
+
+    def begin(self, shadow: Shadow, log: AnswerLog, ended: Callable[[Shadow], None]) -> None:
+        """Ask for a shadow answer in the background; ``ended`` is called when nothing more comes of it."""
+
+        async def run() -> None:
+            try:
+                await shadow.run()
+            finally:
+                ended(shadow)
+                log.debug(f"shadow answer of {shadow.server.name}: {shadow.why_not or ('as good' if shadow.good else 'not as good')}")
+
+        tasks = self._running.get().tasks
+        task = asyncio.create_task(run(), name=f"streamco shadow answer of {shadow.server.name}")
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    async def aclose(self) -> None:
+        """End all; idempotent."""
+        self._is_closed = True
+        await self._running.aclose()
