@@ -122,8 +122,10 @@ def parse_weights(text: str) -> Weights:
 
 
 def budget_of(args: argparse.Namespace) -> float:
-    """Return the budget; by default all drafts are verified, and races have their usual share."""
-    return args.budget if args.budget is not None else 1.0 if args.mode == "speculate" else 0.3
+    """Return the budget; by default all drafts are verified, races have their usual share, and what a dollar is worth needs none."""
+    weights = getattr(args, "weights", None)
+    is_free = args.mode == "speculate" or (weights is not None and weights.money)
+    return args.budget if args.budget is not None else 1.0 if is_free else 0.3
 
 
 def quality_of(args: argparse.Namespace) -> QualityGate | None:

@@ -112,7 +112,7 @@ class Client:
             _check_alone(chosen, {**given, "max_retries": max_retries, "seed": seed})
             device = chosen.endpoint
         endpoints = EndpointSet(device, server)
-        modes: dict[str, Mode] = {"race": Race(), **{each.name: each for each in chosen.members}}
+        modes: dict[str, Mode] = {"race": Race(), **{each.name: each for each in (chosen, *chosen.members)}}
         prior = None if profile is None else _read_profile(profile)
         may_warn = on_degraded != "ignore"
         planner = chosen.planner(ModeContext(endpoints, modes["race"], budget, prior, seed, may_warn=may_warn))
@@ -241,7 +241,7 @@ class Client:
         if chosen.endpoint is not settings.mode.endpoint:
             expected = "Split where the client is made, and there alone, because no other mode has its endpoint"
             raise ConfigError(f"mode: expected {expected}, got {chosen.name} for a client of {settings.mode.name}")
-        modes = {**settings.modes, **{each.name: each for each in chosen.members}}
+        modes = {**settings.modes, **{each.name: each for each in (chosen, *chosen.members)}}
         context = ModeContext(
             settings.endpoints,
             modes["race"],

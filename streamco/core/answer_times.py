@@ -24,13 +24,13 @@ class AnswerTimes:
         self._spans: deque[tuple[int, float]] = deque(maxlen=_WINDOW)  # tokens after the first one, and their seconds
         self._computed: dict[str, deque[tuple[int, int]]] = {kind: deque(maxlen=_WINDOW) for kind in ("device", "server")}
 
-    def record(self, report: Report) -> None:
-        """Record an answer that has ended; one that failed says nothing."""
+    def record(self, report: Report, *, is_paced: bool) -> None:
+        """Record an answer that has ended; one that failed says nothing. ``is_paced``: its text came as the reader was to get it."""
         if report.ending != "complete" or report.ttft is None or not report.tokens:
             return
         rate = report.tokens_per_second
         span = (report.tokens - 1) / rate if rate else 0.0
-        self.observe(report.usage.prompt_tokens, report.tokens, first=report.ttft, span=span)
+        self.observe(report.usage.prompt_tokens, 1 if is_paced else report.tokens, first=report.ttft, span=0.0 if is_paced else span)
         for kind, counts in self._computed.items():
             counts.append((sum(each.completion_tokens for each in report.endpoints if each.kind == kind), report.tokens))
 
@@ -48,7 +48,7 @@ class AnswerTimes:
 
     def first_word(self, prompt_tokens: int) -> float | None:
         """Return the seconds to the first token that are expected for a prompt of this length; None: there was no answer."""
-        if len(self._first) < _FEW:
+        if len(self._first) < _FEW or not self._line.is_spread:
             return median(self._first) if self._first else None
         line = self._line.estimate()
         assert line is not None, "it has samples"

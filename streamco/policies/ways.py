@@ -49,6 +49,8 @@ __all__ = [
 
 _WINDOW = 256  # answers that a price follows from
 _TRIED = 0.02  # share of the costs that tries may lose
+_TIE = 1e-6
+_LONGEST = 60.0  # seconds that a server without an answer counts for
 _FACTORS = 8  # of a device's jitter, in a forecast
 
 MAX_AGE = 50
@@ -97,6 +99,7 @@ class Way(Struct, frozen=True, kw_only=True):
         spends: prompt tokens that the side under the budget is expected to read.
         obstacle: why it isn't open, as a clause; "": it is.
         measured: what its forecast is made from: answers at "device" and "server", or of its own.
+        is_unknown: not even who will write the answer is known, and so what it costs.
         cost: weighted; None: not known, or not open.
     """
 
@@ -111,10 +114,13 @@ class Way(Struct, frozen=True, kw_only=True):
     spends: float = 0.0
     obstacle: str = ""
     measured: tuple[str, ...] = ()
+    is_unknown: bool = False
     cost: float | None = None
 
     def weigh(self, weights: Weights, *, at_once: bool = False) -> float | None:
-        """Return the weighted cost; None: the first word isn't known. ``at_once``: the least that it may turn out to be."""
+        """Return the weighted cost; None: it isn't known. ``at_once``: the least that it may turn out to be."""
+        if self.is_unknown and not at_once:
+            return None
         waiting = 0.0 if at_once or not weights.time else None if self.first_word is None else self.first_word + self.late
         if waiting is None:
             return None
@@ -149,28 +155,31 @@ class WayChooser:
         self._last: dict[str, int] = {}  # by what is measured: the answer that it was last measured by
         self._measurements: Counter[str] = Counter()  # the same: how often it was measured
         self._tries: Counter[str] = Counter()  # of ways that stay unknown
-        self._tried: dict[str, int] = {}
+        self._tried: dict[str, int] = {}  # the answer that a way was last tried by
         self._price = _BudgetPrice()
         self._credit = 0.0  # weighted cost that further tries may be predicted to lose
 
-    def choose(self, ways: Iterable[Way], *, prompt_tokens: int = 0, budget: float = 1.0) -> ChosenWay:
+    def choose(self, ways: Iterable[Way], *, prompt_tokens: int = 0, budget: float = 1.0, is_again: bool = False) -> ChosenWay:
         """Return the choice between ways, of which one at least must be open.
 
         Args:
             ways: what is predicted of each.
             prompt_tokens: the prompt's length.
             budget: share of all prompt tokens that one side may read, 0..1.
+            is_again: the way that was chosen before for this answer turned out not to be open.
         """
-        self._count += 1
+        self._count += not is_again
         weighed = tuple(each if each.obstacle else replace(each, cost=each.weigh(self.weights)) for each in ways)
         able = [each for each in weighed if not each.obstacle]
         assert able, "one way is open"
         known = [each for each in able if each.cost is not None]
+        price = 0.0
+        if budget < 1.0:
+            price = self._price.next(() if is_again else self._gains(weighed), 0 if is_again else prompt_tokens, budget)
         cheapest = min(known, key=_cost, default=None)
-        price = self._price.next(self._gains(weighed), prompt_tokens, budget) if budget < 1.0 else 0.0
-        best = min(known, key=lambda each: (_cost(each) + price * each.spends, -each.spends if price else each.spends), default=None)
+        best = min(known, key=lambda each: (_cost(each) + price * each.spends, each.spends), default=None)
         if best is None or cheapest is None:
-            chosen, reason = next((each for each in able if each.name == "race"), able[0]), "nothing is known yet"
+            chosen, reason = min(able, key=lambda each: (self._tries[each.name], each.name != "race")), "nothing is known yet"
         elif (tried := self._to_try(able, _cost(best))) is not None:
             chosen = tried
             self._credit -= 0.0 if tried.cost is None else tried.cost - _cost(best)
@@ -179,10 +188,21 @@ class WayChooser:
             chosen, reason = best, f"{cheapest.name} would be better, but the budget is for answers that gain more by it"
         else:
             chosen, reason = best, _reason(best, known)
-        if best is not None:
+        if best is not None and not is_again:
             self._credit += _TRIED * (_cost(best) + (self.weights.quality or 0.0) * max(each.quality or 0.0 for each in able))
-        self._took(chosen)
+        if chosen is not best:
+            self._tried[chosen.name] = self._count
+        if chosen.cost is None:
+            self._tries[chosen.name] += 1
+        else:
+            self._tries.pop(chosen.name, None)
         return ChosenWay(chosen.name, weighed, reason)
+
+    def record(self, measured: Iterable[str]) -> None:
+        """Record what an answer has measured, of what ``Way.measured`` names."""
+        for each in measured:
+            self._last[each] = self._count
+            self._measurements[each] += 1
 
     def _gains(self, ways: Sequence[Way]) -> list[tuple[float, float]]:
         """Return what each way that spends of the budget gains by a token, over the best way that doesn't, and how many it spends."""
@@ -194,29 +214,24 @@ class WayChooser:
 
     def _to_try(self, able: Sequence[Way], best: float) -> Way | None:
         """Return the way to be measured, which might be cheaper than the best one that is known; None: there is none."""
-        due = [each for each in able if len(each.measured) == 1 and self._is_due(each, best) and _least(each, self.weights) < best]
+        single = {each.measured[0] for each in able if len(each.measured) == 1}
+        due = [each for each in able if self._is_due(each, single, best) and _least(each, self.weights) < best]
         return min(due, key=lambda each: (self._measured(each), _least(each, self.weights)), default=None)
 
-    def _is_due(self, way: Way, best: float) -> bool:
+    def _is_due(self, way: Way, single: set[str], best: float) -> bool:
+        """Return True if a way is to be tried. ``single``: what other ways measure alone."""
+        waited = self._count - self._tried.get(way.name, -MAX_AGE)
         if way.cost is None:
-            return self._count - self._tried.get(way.name, -MAX_AGE) >= min(MAX_AGE, (1 << min(9, self._tries[way.name])) - 1)
+            is_own = len(way.measured) == 1 or not single.issuperset(way.measured)
+            return is_own and waited >= min(MAX_AGE, (1 << min(9, self._tries[way.name])) - 1)
         rarest = min((self._measurements[each] for each in way.measured), default=MAX_AGE)
-        is_old = self._count - self._measured(way) > min(MAX_AGE, 1 << min(9, rarest))
-        return is_old and way.cost - best <= self._credit
+        age = min(MAX_AGE, 1 << min(9, rarest))
+        is_old = self._count - self._measured(way) > age and waited > age
+        return is_old and len(way.measured) == 1 and way.cost - best <= self._credit
 
     def _measured(self, way: Way) -> int:
         """Return the answer by which the oldest part of a forecast was measured; 0: before the first one."""
         return min((self._last.get(each, 0) for each in way.measured), default=self._count)
-
-    def _took(self, way: Way) -> None:
-        for each in way.measured:
-            self._last[each] = self._count
-            self._measurements[each] += 1
-        if way.cost is None:
-            self._tries[way.name] += 1
-            self._tried[way.name] = self._count
-        else:
-            self._tries.pop(way.name, None)
 
 
 class _BudgetPrice:
@@ -239,7 +254,7 @@ class _BudgetPrice:
         for gain, spent, _ in sorted(self._answers, reverse=True):
             left -= spent
             if left < 0.0:
-                return gain
+                return gain * (1.0 - _TIE)  # equal gains are worth the price
         return 0.0
 
 
@@ -287,32 +302,35 @@ class Reading(NamedTuple):
 
 
 class GateOutlook(NamedTuple):
-    """What a quality gate is expected to do.
+    """What a quality gate is expected to do with answers that the device begins.
 
     Args:
-        sure: share of the device's answers that it lets through, 0..1.
+        sure: share of them that it lets through, 0..1.
         tokens: that it holds for its score.
-        quality: expected of those that it lets through; None: not known.
-        max_wait: seconds after which the device's answer is shown, because the server is late.
+        max_wait: seconds after which an answer is shown of which the device is unsure, because the server is late.
+        sure_score, unsure_score: how good the answers are that it lets through, and the others, 0..1; None: not known.
     """
 
     sure: float
     tokens: int
-    quality: float | None
     max_wait: float
+    sure_score: float | None = None
+    unsure_score: float | None = None
 
 
 class RaceForecast(NamedTuple):
     """What is expected of one dispatch decision.
 
     Args:
-        first_word: seconds to the first token.
+        first_word: seconds to the first token; None: not known.
         by_device: probability that the device writes the answer.
+        unsure: probability that it does though it is unsure of it.
         device_starts, server_starts: probabilities that each side reads the prompt.
     """
 
-    first_word: float
+    first_word: float | None
     by_device: float
+    unsure: float
     device_starts: float
     server_starts: float
 
@@ -327,7 +345,7 @@ def forecast_race(
     gate: GateOutlook | None = None,
     rate: float | None = None,
 ) -> RaceForecast | None:
-    """Return what is expected of a decision; None: a side that it starts is not known.
+    """Return what is expected of a decision; None: who writes the answer isn't, because a side of two is not known.
 
     Args:
         decision: when each side starts.
@@ -335,17 +353,17 @@ def forecast_race(
         server: its time to first token; None: not known.
         prompt_tokens: the prompt's length.
         queue: seconds until the device comes to this prompt.
-        gate: grades the device's beginning; None: there is no gate.
+        gate: grades the beginning of a device that starts alone; None: there is no gate.
         rate: tokens per second of the device, for those that are held; None: not known.
     """
     device_wait, server_wait = decision.device_wait, decision.server_wait
-    if (device_wait is not None and device is None) or (server is None and (server_wait is not None or gate is not None)):
-        return None
     if device_wait is None:
-        assert server is not None, "it is known"
         assert server_wait is not None, "a decision starts a side"
-        return RaceForecast(server_wait + _mean(server), 0.0, 0.0, 1.0)
-    assert device is not None, "it is known"
+        return RaceForecast(None if server is None else server_wait + _mean(server), 0.0, 0.0, 0.0, 1.0)
+    if device is None:
+        return RaceForecast(None, 1.0, 0.0, 1.0, 0.0) if server_wait is None and gate is None else None
+    if server is None and (server_wait is not None or gate is not None):
+        return None
     parts = []
     for factor in _few(device.jitter):
         first = device_wait + queue + device.ttft(prompt_tokens) * factor
@@ -353,38 +371,26 @@ def forecast_race(
             parts.append(_plain(first, device_wait, server_wait, server))
         else:
             assert server is not None, "it is known"
-            held = first + (0.0 if rate is None else (gate.tokens - 1) / rate)
-            parts.append(_gated(held, device_wait, server_wait, server, gate))
+            parts.append(_gated(first + (0.0 if rate is None else (gate.tokens - 1) / rate), server, gate))
     return RaceForecast(*(sum(values) / len(parts) for values in zip(*parts, strict=True)))
 
 
-def _plain(first: float, device_wait: float, server_wait: float | None, server: TTFTDistribution | None) -> RaceForecast:
-    """Return the forecast if the device's first token would come after ``first`` seconds."""
+def _plain(
+    first: float, device_wait: float, server_wait: float | None, server: TTFTDistribution | None
+) -> tuple[float, float, float, float, float]:
+    """Return the parts of a forecast if the device's first token would come after ``first`` seconds."""
     if server_wait is None or server is None or server_wait >= first:
-        return RaceForecast(first, 1.0, 1.0, 0.0)
+        return first, 1.0, 0.0, 1.0, 0.0
     by_server = server.cdf(first - server_wait)
     starts = 1.0 if device_wait <= server_wait else server.survival_at(device_wait - server_wait)
-    return RaceForecast(server_wait + float(server.mean_within(first - server_wait)), 1.0 - by_server, starts, 1.0)
+    return server_wait + float(server.mean_within(first - server_wait)), 1.0 - by_server, 0.0, starts, 1.0
 
 
-def _gated(held: float, device_wait: float, server_wait: float | None, server: TTFTDistribution, gate: GateOutlook) -> RaceForecast:
-    """Return the forecast if the device's beginning would have its score after ``held`` seconds."""
-    is_later = server_wait is None or server_wait >= held
-    plain = _plain(held, device_wait, server_wait, server)
-    open_share, unsure = plain.by_device, 1.0 - gate.sure  # the server hasn't spoken before the score
-    if is_later:
-        rest = min(gate.max_wait, _mean(server))
-    else:
-        assert server_wait is not None, "it started"
-        before = held - server_wait
-        longer = float(server.mean_within(before + gate.max_wait)) - float(server.mean_within(before))
-        rest = longer / open_share if open_share > 0.0 else 0.0
-    return RaceForecast(
-        first_word=plain.first_word + open_share * unsure * rest,
-        by_device=open_share * gate.sure,
-        device_starts=plain.device_starts,
-        server_starts=max(plain.server_starts, open_share * unsure),
-    )
+def _gated(held: float, server: TTFTDistribution, gate: GateOutlook) -> tuple[float, float, float, float, float]:
+    """Return the same if a device that starts alone has its score after ``held`` seconds, and the server is asked then."""
+    unsure = 1.0 - gate.sure
+    shown = unsure * server.survival_at(gate.max_wait)
+    return held + unsure * float(server.mean_within(gate.max_wait)), gate.sure + shown, shown, 1.0, unsure
 
 
 class SideTerms(NamedTuple):
@@ -410,44 +416,52 @@ def least_score(weights: Weights, device: SideTerms, server: SideTerms, times: T
 
     Args:
         weights: what the caller says is worth how much; quality counts.
-        device, server: what their work costs; the server's quality is known.
+        device, server: what their work costs; the server's quality is above 0. A device's answer has its score's share of that.
         times: the server's time to first token.
     """
     assert weights.quality, "quality counts"
-    assert server.quality is not None, "it is known"
+    assert server.quality, "it is known, and above 0"
     waiting = _mean(times) + server.late - device.late
     money = (server.prompt.server or 0.0) + (server.completion.server or 0.0) - (device.completion.device or 0.0)
-    return min(1.0, max(0.0, server.quality - ((weights.time or 0.0) * waiting + (weights.money or 0.0) * money) / weights.quality))
+    price = ((weights.time or 0.0) * waiting + (weights.money or 0.0) * money) / weights.quality
+    return min(1.0, max(0.0, 1.0 - price / server.quality))
 
 
-def race_way(name: str, forecast: RaceForecast | None, device: SideTerms, server: SideTerms, *, graded_quality: float | None = None) -> Way:
+def race_way(name: str, forecast: RaceForecast | None, device: SideTerms, server: SideTerms, gate: GateOutlook | None = None) -> Way:
     """Return a way in which one or both sides write the answer alone.
 
     Args:
         name: of the way.
-        forecast: of its decision; None: a side's time isn't known.
+        forecast: of its decision; None: who writes the answer isn't known.
         device, server: what their work costs.
-        graded_quality: of the answers that a gate lets through; None: that of the device's answers.
+        gate: says how good the device's answers are that are shown; None: as all of them.
     """
-    of_device = device.quality if graded_quality is None else graded_quality
     if forecast is None:
-        known = [each for each in (of_device, server.quality) if each is not None]
-        return Way(name=name, quality=max(known, default=None) if len(known) == 2 else None)
-    by_device, by_server = forecast.by_device, 1.0 - forecast.by_device
-    parts = ((device, forecast.device_starts, by_device, of_device), (server, forecast.server_starts, by_server, server.quality))
-    qualities = [None if quality is None else share * quality for _, _, share, quality in parts if share > 0.0]
-    step = _sum([None if side.rate is None else share / side.rate for side, _, share, _ in parts if share > 0.0])
-    work = [(side, starts, share) for side, starts, share, _ in parts if starts > 0.0]
+        ends = (device.quality, server.quality)
+        return Way(name=name, quality=None if None in ends else max(each or 0.0 for each in ends), is_unknown=True)
+    sure, unsure = _graded(device.quality, server.quality, gate)
+    by_server = 1.0 - forecast.by_device
+    parts = ((forecast.by_device - forecast.unsure, sure), (forecast.unsure, unsure), (by_server, server.quality))
+    shares = ((device, forecast.device_starts, forecast.by_device), (server, forecast.server_starts, by_server))
+    step = _sum([None if side.rate is None else share / side.rate for side, _, share in shares if share > 0.0])
+    work = [each for each in shares if each[1] > 0.0]
     return Way(
         name=name,
         first_word=forecast.first_word,
-        late=sum(share * side.late for side, _, share, _ in parts),
+        late=sum(share * side.late for side, _, share in shares),
         rate=1.0 / step if step else None,
         dollars=_sum([_part(side, starts, share, "server") for side, starts, share in work]),
-        joules=_sum([_part(side, starts, share, "device_joules") for side, starts, share in work if side is device]),
-        energy_usd=_sum([_part(side, starts, share, "device") for side, starts, share in work if side is device]),
-        quality=_sum(qualities),
+        joules=_sum([_part(side, starts, share, "device_joules") for side, starts, share in work]),
+        energy_usd=_sum([_part(side, starts, share, "device") for side, starts, share in work]),
+        quality=_sum([None if quality is None else share * quality for share, quality in parts if share > 0.0]),
     )
+
+
+def _graded(device: float | None, server: float | None, gate: GateOutlook | None) -> tuple[float | None, float | None]:
+    """Return the quality of the device's answers that a gate lets through, and of the others; a score is a share of the server's."""
+    scores = (None, None) if gate is None else (gate.sure_score, gate.unsure_score)
+    sure, unsure = (device if score is None or server is None else score * server for score in scores)
+    return sure, unsure
 
 
 def _part(side: SideTerms, starts: float, share: float, kind: Literal["server", "device", "device_joules"]) -> float | None:
@@ -470,5 +484,4 @@ def _few(jitter: Sequence[float]) -> Sequence[float]:
 
 
 def _mean(server: TTFTDistribution) -> float:
-    mean = server.mean
-    return mean if math.isfinite(mean) else float(server.quantile(0.5))
+    return float(server.mean_within(_LONGEST))

@@ -25,7 +25,7 @@ from streamco.testing import FakeEngine, ScriptedEndpoint, run_in_virtual_time
 from streamco.testing.endpoint import ScriptedStream
 from tests.client.helpers import HELLO, ask, device, opened, server
 from tests.client.speculating import PROMPT, World
-from tests.support.modes import racing
+from tests.support.modes import drafting, racing
 
 PRICES = TokenPrices(prompt=1e-6, completion=1e-6)
 TOKENS = 20
@@ -214,16 +214,14 @@ async def test_a_client_with_weights_has_an_account_of_its_own() -> None:
 
 
 async def test_an_answer_survives_the_side_that_was_chosen() -> None:
-    broken = device([(0.0, "D"), (0.01, EndpointConnectError("gone"))], capabilities=Capabilities(continuation="prefix"))
-    async with opened(
-        broken,
-        server([(0.3, "S"), (0.31, "!")], capabilities=Capabilities(continuation="prefix")),
-        mode=Auto(Race(policy="device-first"), time=1.0),
-    ) as client:
-        stream = client.stream("hello")
-        text = "".join([token.text async for token in stream])
-        assert stream.report.hand_overs
-        assert text.endswith("!")
+    broken = device([(0.0, "D"), (0.01, EndpointConnectError("gone"))], prices=TokenPrices(prompt=0.0, completion=0.0))
+    other = server([(0.3, "S"), (0.31, "!")], prices=PRICES, capabilities=Capabilities(continuation="prefix"))
+    async with opened(broken, other, mode=Auto(time=1e-9, money=1.0)) as client:
+        for _ in range(3):
+            stream = client.stream("hello")
+            text = "".join([token.text async for token in stream])
+            assert text.endswith("!")
+        assert stream.report.ending == "complete"
 
 
 async def test_a_request_that_one_side_alone_can_serve_has_one_way() -> None:
@@ -322,15 +320,71 @@ async def test_answers_of_a_client_whose_quality_counts_can_be_rated() -> None:
         assert grader.learned.labels == 1
 
 
-async def test_a_gate_of_the_callers_own_keeps_its_score() -> None:
-    mode = Auto(Race(quality=QualityGate(min_score=0.7)), time=1e-6, quality=1.0)
-    engine = DeviceEndpoint(FakeEngine("".join(f"d{place} " for place in range(40)), probability=0.9))
-    async with opened(engine, server([(0.2, "S")]), mode=mode, budget=1) as client:
-        for _ in range(5):
-            stream = client.stream("hello")
-            assert [token.text async for token in stream]
-            grade = stream.report.grade
-            assert grade is None or grade.min_score == 0.7
+@pytest.mark.parametrize("probability", [0.9, 0.3])
+async def test_a_gate_of_the_callers_own_decides_whatever_the_weights_say(probability: float) -> None:
+    mode = Auto(Race(quality=QualityGate(min_score=0.7)), money=1.0)
+    engine = DeviceEndpoint(FakeEngine("".join(f"d{place} " for place in range(40)), probability=probability))
+    async with opened(engine, server([(0.0, "S")], prices=PRICES), mode=mode) as client:
+        for _ in range(6):
+            report = await whole(client)
+            if report.winner == "device":
+                assert report.grade is not None
+                assert (report.grade.verdict, report.grade.min_score) == ("sure", 0.7)
+        assert named(report)["device"].obstacle == "its answers must have a score"
+
+
+@pytest.mark.parametrize("probability", [0.95, 0.2])
+def test_a_device_that_goes_first_is_graded_by_weights(probability: float, tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    profile.write_bytes(Profile(ratings=ratings(200, 0.5)).to_json())
+    engine = DeviceEndpoint(FakeEngine("".join(f"d{place} " for place in range(40)), probability=probability), name="device")
+    mode = Auto(Race(policy="device-first"), time=1e-6, money=1.0, quality=1e-4)
+    found = play((engine, remote(0.3)), mode, 10, profile=profile)
+    assert counted(found)["gated race"] >= 2
+    assert {report.winner for report in found[1:]} == {"device" if probability > 0.5 else "server"}
+
+
+def test_a_gate_counts_that_readers_wait_only_so_long(tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    profile.write_bytes(Profile(ratings=ratings(200, 0.5)).to_json())
+    engine = DeviceEndpoint(FakeEngine("".join(f"d{place} " for place in range(40)), probability=0.2), name="device")
+    report = play((engine, remote(30.0)), Auto(time=1e-6, quality=1e-4), 12, profile=profile, budget=1)[-1]
+    assert (named(report)["gated race"].quality or 0.0) < 0.6  # the device's own answer is shown in the end
+
+
+# The account
+
+
+@pytest.mark.parametrize("last", [Race(), Race(explore=0.1), Auto(time=1.0), Auto(Race())])
+async def test_who_goes_back_from_the_worth_of_a_dollar_has_the_usual_budget(last: Any) -> None:
+    async with opened(device(), server()) as client:
+        weighing = client.with_options(mode=Auto(money=1.0, time=1.0))
+        assert racing(weighing).dispatcher.budget == 1.0
+        assert racing(weighing.with_options(mode=last)).dispatcher.budget == 0.3
+        assert racing(client.with_options(budget=0.5).with_options(mode=Auto(money=1.0))).dispatcher.budget == 0.5
+
+
+async def test_the_short_name_keeps_the_weights() -> None:
+    mode = Auto(Race(), time=1.0)
+    async with opened(device(), server(), mode=mode) as client:
+        assert client.with_options(mode=Race(policy="both")).with_options(mode="auto")._settings.mode == Auto(Race(policy="both"), time=1.0)
+
+
+def test_money_is_not_spent_where_no_time_can_be_learned() -> None:
+    def held_back(request: Request) -> ScriptedStream:
+        there.script = [(1.0, f"s{place} ") for place in range(40)]  # as behind a proxy that holds answers back
+        return ScriptedEndpoint.open(there, request)
+
+    there = Timed("server", 1.0, 0.0, prices=TokenPrices(prompt=1.0, completion=1.0))
+    there.open = held_back  # type: ignore[method-assign]
+    found = play((local(2.0), there), Auto(time=1e-6, money=1.0), 40)
+    assert counted(found)["device"] >= 38
+    assert named(found[-1])["server"].dollars == pytest.approx(100 + plan_of(found[-1]).tokens, rel=0.05)
+
+
+def test_money_alone_is_a_weight() -> None:
+    found = play((local(2.0), remote(0.0)), Auto(money=1.0), 20)
+    assert counted(found)["device"] >= 18
 
 
 # Other modes
@@ -344,11 +398,48 @@ def world() -> Any:
 
 
 async def test_speculation_is_a_way(world: World) -> None:
-    verifier = world.scripted()
-    async with verifier, world.speculating(verifier.url, mode=Auto(Race(), Speculate(verifier=verifier.url), time=1.0), budget=1) as client:
-        found = [(await whole(client)).plan for _ in range(4)]
-    ways = [way for plan in found if plan is not None for way in plan.ways if way.name == "speculate"]
-    assert all(not way.obstacle and way.rate for way in ways)
+    async with world.scripted() as verifier:
+        mode = Auto(Race(policy="device-first"), Speculate(verifier=verifier.url), quality=1.0)
+        async with world.speculating(verifier.url, mode=mode, budget=1) as client:
+            found = [await whole(client) for _ in range(4)]
+    assert {report.mode for report in found[1:]} == {"speculate"}
+    assert (named(found[-1])["speculate"].quality, named(found[-1])["device"].quality) == (1.0, None)
+    assert named(found[-1])["speculate"].first_word is not None
+
+
+async def test_what_speculation_will_cost_is_what_it_is_billed(world: World) -> None:
+    priced = server(prices=TokenPrices(prompt=1.0, completion=2.0))
+    async with world.scripted() as verifier:
+        mode = Auto(Speculate(verifier=verifier.url, is_adaptive=False), quality=1.0)
+        async with Client(DeviceEndpoint(world.engine), priced, mode=mode, seed=1, budget=1) as client:
+            found = [await whole(client) for _ in range(6)]
+    made = [report for report in found if report.mode == "speculate"]
+    assert made
+    way = named(made[-1])["speculate"]
+    assert way.dollars == pytest.approx(made[-1].cost_usd, rel=0.9)
+    assert "price of speculate" not in plan_of(made[-1]).reason
+
+
+async def test_a_request_that_speculation_alone_can_serve_is_speculated(world: World) -> None:
+    async with world.scripted() as verifier:
+        mode = Auto(Race(gate=lambda _: False), Speculate(verifier=verifier.url), time=1.0)
+        async with world.speculating(verifier.url, mode=mode) as client:
+            assert (await whole(client)).mode == "speculate"
+
+
+async def test_speculation_keeps_its_own_budget() -> None:
+    async with opened(DeviceEndpoint(FakeEngine("a")), server()) as client:
+        weighing = client.with_options(mode=Auto(Speculate(budget=0.5, verifier="http://127.0.0.1:1"), money=1.0))
+        assert drafting(weighing).budget == 0.5
+
+
+@pytest.mark.parametrize("options", [{"mode": Race(policy="device-only")}, {"mode": Race(), "budget": 0}])
+async def test_a_mode_that_a_promise_keeps_from_an_answer_is_said(options: Any) -> None:
+    race = options.pop("mode")
+    mode = Auto(race, Speculate(verifier="http://127.0.0.1:1"), time=1.0)
+    async with opened(DeviceEndpoint(FakeEngine("a b")), server(), mode=mode, on_degraded="answer", **options) as client:
+        report = await whole(client)
+        assert (report.plan, report.notes) == (None, ["not speculated: the server is kept out"])
 
 
 async def whole(client: Client) -> Report:

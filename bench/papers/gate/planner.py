@@ -237,7 +237,7 @@ def play(answers: Sequence[Answer], good: Sequence[bool], workload: Workload, mo
         rng = Random(f"{workload.service} {answer.task} {answer.question}")
         length = SimulatedAnswer(prompt_tokens=answer.prompt_tokens, tokens=len(answer.told), probabilities=answer.told[:MAX_TOKENS])
         draw = RequestDraw(length, service.draw(rng), f"{workload.service} {number}")
-        way, asked = "", None
+        way, asked, measured = "", None, set[str]()
         if mode == PLANNER:
             ways = client.forecast(draw, weights, MigrationOptions(), is_streamed=is_streamed)
             tokens = dispatcher.expected_tokens(None)
@@ -245,13 +245,15 @@ def play(answers: Sequence[Answer], good: Sequence[bool], workload: Workload, mo
             way = chooser.choose([*(each for each, _ in ways), *drafts]).way
             asked = next((each for _, each in ways if each.name == way), None)
         if mode == "speculate" or way == "speculate":
-            made = speculation.run(draw)
+            made, measured = speculation.run(draw), {"speculate"}
         else:
             outcome = client.run(draw, asked)
             assert outcome.cost is not None, "prices and shape are known"
             made = _Made(outcome.ttft, outcome.seconds, outcome.cost, outcome.machine.winner == "device")
+            measured = {each.source for each in outcome.machine.attempts.values() if each.opened is not None}
             if made.by_device and dispatcher.grader is not None:
                 dispatcher.grader.learned.observe(_facts(answer), is_good)
+        chooser.record(measured)
         late = 0.0 if is_streamed else made.whole - made.first
         if is_streamed:
             late = max(0.0, made.whole - made.first - len(answer.told) / _READS)
@@ -297,7 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the tables, or put them on a page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--update", type=Path, metavar="PAGE", help="put the tables between the marks of this page")
-    parser.add_argument("--quick", action="store_true", help="an eighth of the questions, and hasty and choosy readers alone")
+    parser.add_argument("--quick", action="store_true", help="a quarter of the questions, and hasty and choosy readers alone")
     options = parser.parse_args(arguments)
     answers = read_answers()
     good = good_answers(answers)["rated leniently"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from msgspec.structs import replace
@@ -20,7 +20,7 @@ from streamco.client.modes.base import (
 )
 from streamco.core.report import Report
 from streamco.core.report_parts import AnswerPlan
-from streamco.errors import ConfigError
+from streamco.errors import ConfigError, EndpointError
 from streamco.policies.ways import ChosenWay, Way, WayChooser, Weights
 
 __all__ = ["Auto"]
@@ -83,8 +83,11 @@ class Auto:
         others = [mode for mode in self.modes if mode.name != "race"]
         last = next((mode for mode in self.members if mode.name == "race"), context.fallback)
         if self.weights is not None:
-            context, last = _with_weights(context, last, self.weights)
-            return WeighingPlanner(tuple(mode.own_planner(context) for mode in others), last.planner(context), self.weights)
+            first = tuple(mode.own_planner(context) for mode in others)
+            further = frozenset(mode.endpoint.name for mode in others if mode.endpoint is not None)
+            budget = 1.0 if self.weights.money and context.budget is None else context.budget  # then a dollar's worth decides
+            own = context._replace(budget=budget, further=further)
+            return WeighingPlanner(first, _learning(last, self.weights).planner(own), self.weights)
         if not self.modes:
             from streamco.client.modes.speculation.mode import Speculate
 
@@ -109,27 +112,42 @@ class WeighingPlanner(Fallback):
         super().__init__(first, last, if_faster=False)
         self._chooser = WayChooser(weights)
 
+    @property
+    def problem(self) -> str:
+        """See ``Planner``: why nothing can be speculated."""
+        problems = [each.problem for each in self.first if each.may_draft]
+        return problems[0] if problems and all(problems) else ""
+
     async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> Prepared[Any] | Obstacle:
         """Return the answer, ready to start, made in the best way that is open."""
         if self.kept_out is not None:  # a promise, which no weight outweighs
-            return await self.last.prepare(asked)
+            return await super().prepare(asked)
         prompt_tokens = (await asked.describe()).prompt_tokens
-        found = [(planner, each) for planner in (*self.first, self.last) for each in await planner.forecast(asked, self._chooser.weights)]
+        found = [(planner, each) for planner in self.first for each in await planner.forecast(asked, self._chooser.weights)]
+        try:
+            found += [(self.last, each) for each in await self.last.forecast(asked, self._chooser.weights)]
+        except (ConfigError, EndpointError):  # no endpoint of the race can serve it, but another mode may
+            if all(each.way.obstacle for _, each in found):
+                raise
+        is_again = False
         while any(not each.way.obstacle for _, each in found):
-            asked.passed_over = next(((planner, each.obstacle) for planner, each in found if each.obstacle is not None), None)
-            choice = self._chooser.choose((each.way for _, each in found), prompt_tokens=prompt_tokens, budget=self.last.budget)
+            asked.passed_over = _passed_over(found)
+            ways = [each.way for _, each in found]
+            choice = self._chooser.choose(ways, prompt_tokens=prompt_tokens, budget=self.last.budget, is_again=is_again)
             asked.plan = self._plan(asked, choice)
             outcome = await next(each for _, each in found if each.way.name == choice.way).prepare()
             if isinstance(outcome, Prepared):
                 return outcome
             found = [(planner, _closed(each, outcome) if each.way.name == choice.way else each) for planner, each in found]
+            is_again = True
+        asked.plan, asked.passed_over = None, _passed_over(found)
         return await self.last.prepare(asked)  # which makes an exception of an answer that no way is open to
 
     def _plan(self, asked: AskedAnswer, choice: ChosenWay) -> AnswerPlan:
         weights = self._chooser.weights
         return AnswerPlan(
             way=choice.way,
-            reason=f"{choice.reason}{self._unknown(asked)}",
+            reason=f"{choice.reason}{self._unknown(asked, choice)}",
             ways=choice.ways,
             tokens=asked.reading.tokens,
             time=weights.time,
@@ -137,19 +155,32 @@ class WeighingPlanner(Fallback):
             quality=weights.quality,
         )
 
-    def _unknown(self, asked: AskedAnswer) -> str:
+    def _unknown(self, asked: AskedAnswer, choice: ChosenWay) -> str:
         """Return what counts without being known, for the reason."""
         device, servers = asked.settings.endpoints.available()
         sides = [each for each in (device, *servers[:1]) if each is not None]
+        ways = {way.name: way for way in choice.ways if not way.obstacle}
         weights, cost, unknown = self._chooser.weights, self.costs(), "isn't known and counts as 0"
         found = [f"the quality of {each.name} {unknown}" for each in sides if weights.quality and self.quality(each) is None]
         found += [f"the price of {each.name} {unknown}" for each in sides if weights.money and cost(each, 1, 1, 0).known is None]
+        others = [ways[name] for name in ("speculate", "split") if name in ways]
+        found += [f"the quality of {way.name} {unknown}" for way in others if weights.quality and way.quality is None]
+        found += [f"the price of {way.name} {unknown}" for way in others if weights.money and way.dollars is None]
         return "".join(f"; {each}" for each in found)
 
-    def record(self, report: Callable[[], Report]) -> None:
+    def record(self, asked: AskedAnswer, report: Report) -> None:
         """Let the modes learn from the report of an answer that has ended."""
+        device = asked.settings.endpoints.device
+        shown = [each for each in report.endpoints if each.ttft is not None or each.outcome == "lost"]
+        raced = {"device" if device is not None and each.name == device.name else "server" for each in shown}
+        self._chooser.record(raced if report.mode == "race" else {report.mode})
         for planner in self.first:
-            planner.record(report)
+            planner.record(asked, report)
+
+
+def _passed_over(found: Iterable[tuple[Planner, PlannedWay]]) -> tuple[Planner, Obstacle] | None:
+    """Return the first mode that was asked for and isn't open, and what is in its way; None: there is none."""
+    return next(((planner, each.obstacle) for planner, each in found if each.obstacle is not None), None)
 
 
 def _closed(planned: PlannedWay, obstacle: Obstacle) -> PlannedWay:
@@ -157,10 +188,8 @@ def _closed(planned: PlannedWay, obstacle: Obstacle) -> PlannedWay:
     return planned._replace(way=Way(name=planned.way.name, obstacle=obstacle.text), obstacle=obstacle)
 
 
-def _with_weights(context: ModeContext, race: Mode, weights: Weights) -> tuple[ModeContext, Mode]:
-    """Return the client's part and its race, as the weights need them: they decide what a server may do, and ratings are learned from."""
-    if weights.money and context.budget is None:
-        context = context._replace(budget=1.0, is_new=context.is_new or bool(context.known))
+def _learning(race: Mode, weights: Weights) -> Mode:
+    """Return the race as the weights need it: ratings are learned from if quality counts."""
     if weights.quality and getattr(race, "quality", "") is None:
-        race = replace(race, quality="gate")  # type: ignore[type-var]
-    return context, race
+        return replace(race, quality="gate")  # type: ignore[type-var]
+    return race

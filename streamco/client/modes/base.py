@@ -248,7 +248,8 @@ class Prepared(ABC, Generic[DriverT]):
         asked = self.asked
         asked.settings.totals.record(driver.cost())
         report = cache(lambda: asked.complete(driver.report(), asked.notes))
-        asked.settings.planner.record(report)
+        if asked.plan is not None:
+            asked.settings.planner.record(asked, report())
         asked.log.ended(report, reason=reason)
         observed.end(report)
 
@@ -300,8 +301,8 @@ class Planner(ABC):
     def learn(self, ended: EndedAnswer) -> None:  # noqa: B027  a mode may have nothing to learn
         """Learn from an answer, of this mode or of another."""
 
-    def record(self, report: Callable[[], Report]) -> None:  # noqa: B027  most modes have learned from their drivers
-        """Learn from the report of an answer that has ended; ``report`` makes it, which takes time."""
+    def record(self, asked: AskedAnswer, report: Report) -> None:  # noqa: B027  most modes have learned from their drivers
+        """Learn from the report of an answer that has ended, if the way that it was made in was chosen by weights."""
 
 
 class PlannedWay(NamedTuple):
@@ -382,6 +383,7 @@ class ModeContext(NamedTuple):
         budget: share of the work that the expensive side may do, 0 to 1; None: each mode's own default.
         profile: what an earlier client learned; None: nothing is known.
         seed: seed of random draws; None: from the system.
+        further: names of endpoints that other modes of the client have.
         may_warn: problems that hold for all answers are logged.
         is_new: the budget was given anew, so that an account under it starts empty.
         known: the planners of the client that this one is made from, by the name of their mode.
@@ -395,6 +397,7 @@ class ModeContext(NamedTuple):
     may_warn: bool = True
     is_new: bool = False
     known: Mapping[str, Planner] = {}
+    further: frozenset[str] = frozenset()
 
 
 class Mode(Protocol):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, cast
 
+from msgspec.structs import asdict
+
 from streamco.client.modes.base import Mode
 from streamco.errors import ConfigError
 
@@ -18,14 +20,15 @@ def find_mode(setting: object, known: Mapping[str, Mode]) -> Mode:
     """Return the mode that a setting names.
 
     Args:
-        setting: a mode, or its short form: one of the known modes of this name, else the mode with its defaults.
+        setting: a mode, or its short form: one of the known modes of this name, else the mode with its defaults. "auto" is a choice
+            between known modes, by the weights that were known.
         known: modes by name.
 
     Raises:
         ConfigError: there is no such mode.
     """
     match setting:
-        case str() if setting in known:
+        case str() if setting in known and setting != "auto":
             return known[setting]
         case "race":
             from streamco.client.modes.race.mode import Race
@@ -38,7 +41,10 @@ def find_mode(setting: object, known: Mapping[str, Mode]) -> Mode:
         case "auto":
             from streamco.client.modes.auto import Auto
 
-            return Auto(*(find_mode(name, known) for name in ("race", "speculate")))
+            former = known.get("auto")
+            if not isinstance(former, Auto) or former.weights is None:
+                return Auto(*(find_mode(name, known) for name in ("race", "speculate")))
+            return Auto(*(known.get(each.name, each) for each in former.modes), **asdict(former.weights))
         case str():
             pass
         case _ if hasattr(setting, "own_planner") and not isinstance(setting, type):

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-__all__ = ["DeviceFit", "LengthWindow", "ProductLimit", "is_burst", "product_limit", "theil_sen"]
+__all__ = ["DeviceFit", "LengthWindow", "ProductLimit", "RecentTimes", "is_burst", "product_limit", "theil_sen"]
 
 _TAIL_STEPS = 8
+_SPREAD = 1.5  # longest over shortest prompt, for a line
+_CHANGED, _CHANGE = 4, 2.0  # so many samples in a row, each further than this factor from the mean of all, are of another time
 _OWN_EVENTS = 20  # after so many samples of one's own nothing that a server tells counts
 _BURST_TOKENS = 16  # fewer tokens may come in one network read
 _BURST_SHARE = 0.02  # of the time before them: a server that decodes needs a larger share for its answer
@@ -91,6 +93,50 @@ class ProductLimit:
         return _blend(times, survival, seconds.size, prior, self._prior_weight)
 
 
+class RecentTimes:
+    """The server's time to first token now, for forecasts that are compared with others: from few samples, and from the last ones alone if
+    they differ from those before.
+
+    Times of answers that a proxy held back count, because readers wait for them, if there are no others.
+
+    Args:
+        window: number of samples.
+        prior_weight: number of samples that a prior is worth.
+    """
+
+    def __init__(self, window: int = 64, prior_weight: float = 20.0) -> None:
+        self._samples: deque[tuple[float, bool]] = deque(maxlen=window)  # seconds, censored
+        self._bursts: deque[float] = deque(maxlen=window)
+        self._prior_weight = prior_weight
+        self._has_changed = False
+
+    def observe(self, seconds: float, *, is_censored: bool = False, is_burst: bool = False) -> None:
+        """Add a sample; see ``ServerTTFT``."""
+        if is_burst:
+            self._bursts.append(seconds)
+            return
+        self._samples.append((seconds, is_censored))
+        known = [each for each, is_open in self._samples if not is_open]
+        latest, mean = known[-_CHANGED:], sum(known) / max(1, len(known))
+        if len(known) > 2 * _CHANGED and (min(latest) > _CHANGE * mean or max(latest) * _CHANGE < mean):
+            self._samples = deque(((each, False) for each in latest), maxlen=self._samples.maxlen)
+            self._has_changed = True
+
+    def estimate(self, prior: TTFTDistribution | None, told: Sequence[float]) -> TTFTDistribution | None:
+        """Return the distribution now; None: nothing is known.
+
+        Args:
+            prior: what was known before, until the times have changed; None: nothing.
+            told: times that the server has told.
+        """
+        found = ProductLimit(self._samples.maxlen or 1, self._prior_weight)
+        found.tell(told)
+        for seconds, is_censored in self._samples:
+            found.observe(seconds, is_censored=is_censored)
+        known = found.estimate(None if self._has_changed else prior)
+        return TTFTDistribution.from_samples(list(self._bursts)) if known is None and self._bursts else known
+
+
 class DeviceFit:
     """The device's line k l + c from its latest samples.
 
@@ -110,6 +156,11 @@ class DeviceFit:
     def __len__(self) -> int:
         return len(self._tokens)
 
+    @property
+    def is_spread(self) -> bool:
+        """True if there are enough samples, of lengths that differ enough, for a line without a prior."""
+        return len(self._tokens) >= self._min_samples and max(self._tokens) >= _SPREAD * min(self._tokens)
+
     def observe(self, tokens: int, seconds: float) -> None:
         """Add the time to first token of a prompt of which ``tokens`` were prefilled (without cached ones)."""
         self._tokens.append(max(1, tokens))
@@ -127,7 +178,7 @@ class DeviceFit:
         )
 
     def _line(self, tokens: Floats, seconds: Floats, prior: DeviceSpeed | None) -> tuple[float, float]:
-        if tokens.size < self._min_samples or tokens.max() < 1.5 * tokens.min():
+        if not self.is_spread:
             if prior is None:
                 return float(np.median(seconds / tokens)), 0.0
             expected = prior.seconds_per_token * tokens + prior.overhead

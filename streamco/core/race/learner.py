@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from streamco.config import check_share
-from streamco.core.race.estimators import DeviceFit, LengthWindow, ProductLimit
+from streamco.core.race.estimators import DeviceFit, LengthWindow, ProductLimit, RecentTimes
 from streamco.errors import ConfigError, UsageError
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED, constraint, device_costs
 from streamco.policies.device_constrained import TAIL, DeviceConstrained, ProportionalWait
@@ -193,12 +193,12 @@ class Learner:
         self._replan_every = replan_every
         self._at_once = 1.0
         self._server = ProductLimit(window, prior_weight)
+        self._recent = RecentTimes(prior_weight=prior_weight)
         self._device = DeviceFit()
         self._lengths = LengthWindow(2 * window)
         self._seen = self._seen_by_plan = 0
         self._plan: Plan | None = None
         self._times: tuple[TTFTDistribution | None, DeviceSpeed | None] | None = None
-        self._times_from = 0  # samples that they are estimated from
         self._revision = 0
 
     # Learning
@@ -212,12 +212,15 @@ class Learner:
         match sample:
             case ServerTTFT(seconds, is_censored, is_burst):
                 _check_seconds(seconds)
+                self._recent.observe(seconds, is_censored=is_censored, is_burst=is_burst)
+                self._times = None
                 if is_burst:
                     return
                 self._server.observe(seconds, is_censored=is_censored)
             case DeviceTTFT(tokens, seconds):
                 _check_seconds(seconds)
                 self._device.observe(tokens, seconds)
+                self._times = None
             case PromptLength(tokens):
                 self._lengths.observe(tokens)
         self._seen += 1
@@ -253,10 +256,10 @@ class Learner:
 
     @property
     def times(self) -> tuple[TTFTDistribution | None, DeviceSpeed | None]:
-        """The server's time to first token and the device's speed, from however few samples; None: nothing is known of it."""
-        if self._times is None or self._seen - self._times_from >= min(self._replan_every, 1 + self._times_from // 10):
-            self._times = self._server.estimate(self._prior.server_ttft), self._device.estimate(self._prior.device)
-            self._times_from = self._seen
+        """The server's time to first token now, and the device's speed, from however few samples; None: nothing is known of it."""
+        if self._times is None:
+            server = self._recent.estimate(self._prior.server_ttft, self._server.told)
+            self._times = server, self._device.estimate(self._prior.device)
         return self._times
 
     # Planning

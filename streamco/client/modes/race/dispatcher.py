@@ -26,7 +26,7 @@ from streamco.client.modes.race.dispatch_record import DispatchRecord, endpoint_
 from streamco.client.modes.race.endpoint_states import EndpointStates
 from streamco.client.modes.race.migration import MigrationOptions, MigrationPlanner, trusted_moves, wants_moves
 from streamco.client.modes.race.quality_gate import Grader, QualityGate, why_alone, why_not_graded
-from streamco.client.modes.race.ways import ALONE, GATED, RACE, AskedWay, RaceTerms, side_terms
+from streamco.client.modes.race.ways import GATED, AskedWay, RaceWays, side_terms
 from streamco.client.request_facts import describe_request, facts_for_log
 from streamco.config import READING, check_share
 from streamco.core.race.attempt import Attempt, AttemptState
@@ -41,7 +41,7 @@ from streamco.errors import ConfigError, EndpointError
 from streamco.policies.budget_control import BURST, BudgetSteering, check_burst, steer
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, device_costs
 from streamco.policies.device_constrained import TAIL
-from streamco.policies.dispatch import Decision, DeviceOnly, DispatchPolicy, ServerOnly, Side
+from streamco.policies.dispatch import DeviceOnly, DispatchPolicy, ServerOnly, Side
 from streamco.policies.eligibility import Eligibility, Gate, RequestFacts, check_eligibility, restrict
 from streamco.policies.quality import AnswerFacts, LearnedScore
 from streamco.policies.ways import Reading, Way, Weights
@@ -382,65 +382,43 @@ class Dispatcher:
             options: may have the quality of endpoints.
         """
         seen = self._survey(request, device, servers, unavailable, facts, resting=resting)
-        plan, length, eligibility, kinds = self._plan, facts.prompt_tokens, seen.eligibility, seen.kinds
+        plan, length, policy = self._plan, facts.prompt_tokens, self._plan.policy
+        only: Side | None = "device" if isinstance(policy, DeviceOnly) else "server" if isinstance(policy, ServerOnly) else None
         cost = partial(endpoint_cost, self._costs)
-        names = [each.name for each in kinds.values()]
-        sides = {
-            side: side_terms(
-                each,
-                cost,
-                reading,
-                prompt_tokens=length,
-                rate=self._rate_of(side, each),
-                quality=self.quality(each, names, options),
-            )
-            for side, each in kinds.items()
-        }
-        some = next(iter(sides.values()))
-        terms = RaceTerms(
-            self._learner.times, length, states.wait(), sides.get("device", some), sides.get("server", some), plan.constrained
+        ways = RaceWays(
+            kinds=seen.kinds,
+            eligibility=seen.eligibility,
+            prompt_tokens=length,
+            times=self._learner.times,
+            queue=states.wait(),
+            terms={
+                side: side_terms(
+                    each,
+                    cost,
+                    reading,
+                    prompt_tokens=length,
+                    rate=self._rate_of(side, each),
+                    quality=self.quality(each, options),
+                )
+                for side, each in seen.kinds.items()
+            },
+            drawn=restrict(plan.decide(length, Random(f"{self._seed}/way/{self._count}")), seen.eligibility),
+            only=only,
+            constrained=plan.constrained,
+            steering=self._steering,
+            resting=resting,
+            grader=self.grader,
+            gate_share=0.0 if self.grader is None else self.grader.account.budget if plan.constrained == "server" else 1.0,
+            not_graded=self._why_not_graded(facts, seen.eligibility),
+            names=names_of_two_servers(device, seen.able or seen.servers),
         )
-        asked = {GATED, "device" if isinstance(plan.policy, DeviceOnly) else "server"}
-        wanted = asked if isinstance(plan.policy, DeviceOnly | ServerOnly) else {*ALONE, RACE, GATED}
-        drawn = restrict(plan.decide(length, Random(f"{self._seed}/way/{self._count}")), eligibility)
-        first: dict[str, Decision] = {**ALONE, GATED: ALONE["device"]}  # a server that starts at once would leave a gate nothing to save
-        decisions = {name: first.get(name, drawn) for name in (*ALONE, RACE, GATED) if name in wanted}
-        has_budget = eligibility.device and eligibility.server and not isinstance(plan.policy, DeviceOnly | ServerOnly)
-        is_full = has_budget and not self._steering.allows(length)
-        found: list[tuple[Way, AskedWay]] = []
-        for name, decision in decisions.items():
-            least, gate = None, None
-            if name == GATED and self.grader is not None:
-                least = terms.least_score(weights) if self.grader.is_calibrated else None
-                gate = self.grader.outlook(_graded_share(plan, self.grader), least)
-            obstacle = self._why_closed(name, decision, seen, resting)
-            way = Way(name=name, obstacle=obstacle) if obstacle else terms.way(name, decision, gate)
-            if is_full and way.spends:
-                way = replace(way, obstacle="the budget is spent")
-            found.append((way if has_budget else replace(way, spends=0.0), AskedWay(name, decision, least)))
-        return found if self.grader is not None else [each for each in found if each[0].name != GATED]
+        return ways.found(weights)
 
     def _draws_shadow(self, facts: RequestFacts) -> bool:
         """Return True if chance has it that the server is to answer a request as well, which must ask for text alone."""
         share = 0.0 if self.grader is None else self.grader.options.shadow
         is_text = not (facts.has_tools or facts.has_images or facts.has_json_schema or facts.other_parts or facts.choices > 1)
         return share > 0.0 and is_text and Random(f"{self._seed}/shadow/{self._count}").random() < share
-
-    def _why_closed(self, name: str, decision: Decision, seen: _Survey, resting: Mapping[str, str]) -> str:
-        """Return why a way isn't open to an answer, whatever the budget says, as a clause; "": it is."""
-        eligibility = seen.eligibility
-        for side, other in (("device", "server"), ("server", "device")):
-            is_able = eligibility.device if side == "device" else eligibility.server
-            if not is_able and name != other:
-                return eligibility.reason or f"no {side}"
-            if name == side and eligibility.first == other:
-                return eligibility.reason
-        kept = [each for side, each in seen.kinds.items() if decision.wait(side) is not None and each.name in resting]
-        if kept and any(each.name not in resting for each in seen.kinds.values()):
-            return f"{kept[0].name} rests, because {resting[kept[0].name]}"
-        if name in {RACE, GATED} and not eligibility.hedge:
-            return eligibility.reason
-        return self._why_not_graded(seen.facts, eligibility) if name == GATED else ""
 
     def _rate_of(self, side: Side, endpoint: Endpoint) -> float | None:
         """Return the tokens per second that a side writes; None: not known."""
@@ -450,21 +428,23 @@ class Dispatcher:
         speed = self._learner.times[1]
         return self._server_rate if side == "server" else None if speed is None else speed.decode_tokens_per_s
 
-    def quality(self, endpoint: Endpoint, endpoints: Iterable[str], options: MigrationOptions) -> float | None:
+    def quality(self, endpoint: Endpoint, options: MigrationOptions) -> float | None:
         """Return the quality of an endpoint's answers; None: not known.
 
-        If the quality of all endpoints was declared or measured, it is that. Else it follows from ratings: a server's answers count as 1,
+        If qualities were declared or measured, it is the endpoint's own. Else it follows from ratings: a server's answers count as 1,
         because whoever rates a device's answer says whether it is as good.
 
         Args:
             endpoint: the endpoint.
-            endpoints: the names of the client's.
             options: may have the quality of endpoints.
         """
-        declared = self._migration.qualities(options)
-        if all(name in declared for name in endpoints):
+        if declared := self._migration.qualities(options):
             return declared.get(endpoint.name)
         return 1.0 if endpoint.kind == "server" else None if self.grader is None else self.grader.quality
+
+    def has_declared(self, options: MigrationOptions) -> bool:
+        """Return True if qualities were declared or measured, so that ratings don't count."""
+        return bool(self._migration.qualities(options))
 
     @property
     def budget(self) -> float:
@@ -546,9 +526,9 @@ class Dispatcher:
         return partial(endpoint_cost, self._costs)
 
     @property
-    def has_samples(self) -> bool:
-        """True if decisions are computed from earlier answers, which takes numpy."""
-        return self._learner.has_samples
+    def needs_numpy(self) -> bool:
+        """True if decisions are computed from earlier answers or ratings, which takes numpy."""
+        return self._learner.has_samples or (self.grader is not None and self.grader.learned.is_ready)
 
     def take_told_times(self, servers: Sequence[Endpoint]) -> None:
         """Take the first-token times that the first server has told, if it has told any."""
@@ -735,11 +715,6 @@ def _shape(device: Endpoint | None) -> ModelShape | None:
 
 def _passes(gate: Gate | None, facts: RequestFacts) -> bool:
     return gate is None or gate(facts)
-
-
-def _graded_share(plan: Plan, grader: Grader) -> float:
-    """Return the share of the prompt tokens that servers may process because of low scores."""
-    return grader.account.budget if plan.constrained == "server" else 1.0
 
 
 def _late(eligibility: Eligibility, late: dict[str, str], device: Endpoint | None, able: Sequence[Endpoint]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
@@ -82,18 +82,18 @@ class RacePlanner(ClientPlanner):
         other = context.known.get("race")
         known = other if isinstance(other, RacePlanner) else None
         self.dispatcher: Dispatcher
+        budget = _BUDGET if context.budget is None else context.budget
         if known is None:
-            budget = _BUDGET if context.budget is None else context.budget
             self.dispatcher = Dispatcher(options, budget=budget, profile=context.profile, seed=context.seed)
-        elif context.is_new or values_of(known.options, DispatchOptions) != values_of(options, DispatchOptions):
-            self.dispatcher = known.dispatcher.copy(options, budget=context.budget)
+        elif context.is_new or known.budget != budget or values_of(known.options, DispatchOptions) != values_of(options, DispatchOptions):
+            self.dispatcher = known.dispatcher.copy(options, budget=budget)
         else:
             self.dispatcher = known.dispatcher
         self._checks = context.endpoints.share("checks", ServerChecks) if checks_servers else None
         self._states = context.endpoints.share("states", lambda: EndpointStates(context.endpoints.device))
         self._shadows = context.endpoints.share("shadows", Shadows)
         _check_sides(self.dispatcher, context.endpoints)
-        _check_quality_names(migration, context.endpoints)
+        _check_quality_names(migration, (*context.endpoints.endpoints, *context.further))
 
     @property
     def account(self) -> object:
@@ -142,7 +142,7 @@ class RacePlanner(ClientPlanner):
     async def _look(self) -> None:
         """Take what the server tells, and load what a decision needs."""
         self.dispatcher.take_told_times(self._endpoints.servers)
-        if self.dispatcher.has_samples and not is_numpy_loaded():
+        if self.dispatcher.needs_numpy and not is_numpy_loaded():
             await asyncio.shield(asyncio.wrap_future(_numpy_loading()))  # other answers may wait for it, too
 
     def _prepared(self, asked: AskedAnswer, way: AskedWay | None) -> PreparedRace:
@@ -170,8 +170,10 @@ class RacePlanner(ClientPlanner):
         return self.dispatcher.expected_tokens(limit)
 
     def quality(self, endpoint: Endpoint) -> float | None:
-        """Return the quality of an endpoint's answers; see ``ClientPlanner``."""
-        return self.dispatcher.quality(endpoint, self._endpoints.endpoints, self._migration or MigrationOptions())
+        """Return the quality of an endpoint's answers; see ``ClientPlanner``. Ratings tell nothing of another mode's endpoint."""
+        found = self.dispatcher.quality(endpoint, self._migration or MigrationOptions())
+        is_rated = endpoint.name in self._endpoints.endpoints or endpoint.kind == "server"
+        return found if is_rated or self.dispatcher.has_declared(self._migration or MigrationOptions()) else None
 
     def learn(self, ended: EndedAnswer) -> None:
         """Learn from an answer that has ended. The times of a race are recorded when it ends."""
@@ -475,15 +477,15 @@ def _failure_rule(facts: RequestFacts, on_failure: OnFailure | None, rule: OnDeg
     return "raise" if facts.has_tools or facts.has_json_schema else "migrate"
 
 
-def _check_quality_names(migration: MigrationOptions | None, endpoints: EndpointSet) -> None:
+def _check_quality_names(migration: MigrationOptions | None, endpoints: Sequence[str]) -> None:
     """Check that qualities that were given are those of endpoints which exist: a misspelt name would count as an unknown quality.
 
     Raises:
         ConfigError: a name is none of an endpoint.
     """
     for name in (migration and migration.quality) or ():
-        if name not in endpoints.endpoints:
-            raise ConfigError(f"migration: quality: expected names among {', '.join(endpoints.endpoints)}, got {name!r}")
+        if name not in endpoints:
+            raise ConfigError(f"migration: quality: expected names among {', '.join(endpoints)}, got {name!r}")
 
 
 def _check_sides(dispatcher: Dispatcher, endpoints: EndpointSet) -> None:

@@ -131,6 +131,11 @@ class Grader:
         """True if scores are probabilities of a good answer, so that it can be computed from which one on the device's is worth more."""
         return self._score is self.learned and self.learned.is_ready and self.options.min_score is None
 
+    @property
+    def has_rule(self) -> bool:
+        """True if the caller has said what a device's answer must have: a score of theirs, or a lowest one."""
+        return self.options.score is not None or self.options.min_score is not None
+
     def outlook(self, share: float, min_score: float | None = None) -> GateOutlook:
         """Return what the gate is expected to do.
 
@@ -140,13 +145,18 @@ class Grader:
         """
         scores = self._scores
         least = self._least(share) if min_score is None else min_score
-        sure = [score for score in scores if score >= least]
+        sure, unsure = [score for score in scores if score >= least], [score for score in scores if score < least]
         return GateOutlook(
             sure=len(sure) / len(scores) if scores else 1.0 - share,
             tokens=self.options.tokens,
-            quality=fmean(sure) if sure and self.is_calibrated else None,
             max_wait=self.options.max_wait,
+            sure_score=fmean(sure) if sure and self.is_calibrated else None,
+            unsure_score=fmean(unsure) if unsure and self.is_calibrated else None,
         )
+
+    def steered(self, share: float) -> float:
+        """Return the threshold by which servers process this share of the prompt tokens."""
+        return self._threshold.threshold(share)
 
     @property
     def _scores(self) -> Sequence[float]:

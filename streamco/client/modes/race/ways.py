@@ -1,4 +1,4 @@
-"""The ways in which a race can be made: each side alone with the other in reserve, both at once, and both with a gate."""
+"""The ways in which a race can be made: each side alone with the other in reserve, both as the policy says, and with a gate."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from streamco.client.modes.base import CostOf
+from streamco.client.modes.race.quality_gate import Grader
 from streamco.endpoints.base import Endpoint
+from streamco.policies.budget_control import BudgetSteering
 from streamco.policies.dispatch import Decision, Side
-from streamco.policies.ways import GateOutlook, Reading, SideTerms, Way, Weights, forecast_race, least_score, race_way
+from streamco.policies.eligibility import Eligibility
+from streamco.policies.ways import RaceForecast, Reading, SideTerms, Way, Weights, forecast_race, least_score, race_way
 from streamco.profiles import DeviceSpeed, TTFTDistribution
 
-__all__ = ["ALONE", "GATED", "RACE", "AskedWay", "RaceTerms", "side_terms"]
+__all__ = ["GATED", "AskedWay", "RaceWays", "side_terms"]
 
 RACE, GATED = "race", "gated race"
-ALONE: Mapping[str, Decision] = {
-    "device": Decision(0.0, None, "auto", "device alone, server in reserve"),
-    "server": Decision(None, 0.0, "auto", "server alone, device in reserve"),
-}
-_MEASURED = {"device": ("device",), "server": ("server",), RACE: ("device", "server"), GATED: ("device", "server")}
+_SIDES: tuple[Side, ...] = ("device", "server")
+_SPENT = "the budget is spent"
+_ONE_SIDED = "the policy starts one side alone"
+_UNGRADED = "its answers must have a score"
 
 
 class AskedWay(NamedTuple):
@@ -37,47 +39,123 @@ class AskedWay(NamedTuple):
     min_score: float | None = None
 
 
-class RaceTerms(NamedTuple):
-    """What is known of both sides for one request.
+class RaceWays(NamedTuple):
+    """What is known of one request, from which its ways follow.
 
     Args:
-        times: the server's time to first token and the device's speed; None: not known.
+        kinds: the endpoint that is asked first of each side.
+        eligibility: which sides can serve it.
         prompt_tokens: the prompt's length.
+        times: the server's time to first token and the device's speed; None: not known.
         queue: seconds until the device comes to the prompt.
-        device, server: what their work costs, and how good it is.
+        terms: what each side's work costs, and how good it is.
+        drawn: when each side starts, by the policy.
+        only: the one side that the policy names; None: it names none.
         constrained: the side that the budget limits.
+        steering: its account.
+        resting: why endpoints are asked only if others fail, by name.
+        grader: grades the device's answers; None: nothing does.
+        gate_share: share of the prompt tokens that servers may process because of low scores.
+        not_graded: why this answer can't be graded, as a clause; "": it can.
+        names: of the endpoints, if two servers race.
     """
 
-    times: tuple[TTFTDistribution | None, DeviceSpeed | None]
+    kinds: Mapping[Side, Endpoint]
+    eligibility: Eligibility
     prompt_tokens: int
+    times: tuple[TTFTDistribution | None, DeviceSpeed | None]
     queue: float
-    device: SideTerms
-    server: SideTerms
+    terms: Mapping[Side, SideTerms]
+    drawn: Decision
+    only: Side | None
     constrained: Side
+    steering: BudgetSteering
+    resting: Mapping[str, str]
+    grader: Grader | None
+    gate_share: float
+    not_graded: str
+    names: Mapping[str, str]
 
-    def least_score(self, weights: Weights) -> float | None:
-        """Return the lowest score of a device's answer that is worth more than the server's; None: quality doesn't count or isn't known."""
-        times = self.times[0]
-        if not weights.quality or self.server.quality is None or times is None:
-            return None
-        return least_score(weights, self.device, self.server, times)
+    def found(self, weights: Weights) -> list[tuple[Way, AskedWay]]:
+        """Return all ways, and what is predicted of each."""
+        sides = _SIDES if self.only is None else (self.only,)
+        found = [self._found(AskedWay(side, self._alone(side))) for side in sides]
+        if self.only is None:
+            found.append(self._found(AskedWay(RACE, self.drawn)))
+        if self.grader is not None and self.only != "server":
+            found.append(self._found(AskedWay(GATED, self._alone("device"), self._least_score(weights))))
+        return found
 
-    def way(self, name: str, decision: Decision, gate: GateOutlook | None = None) -> Way:
-        """Return what is predicted of a decision. ``gate``: grades the device's beginning; None: nothing does."""
-        server, device = self.times
+    def _found(self, asked: AskedWay) -> tuple[Way, AskedWay]:
+        """Return what is predicted of a way."""
+        name, decision = self.names.get(asked.name, asked.name), asked.decision
+        if obstacle := self._obstacle(asked):
+            return Way(name=name, obstacle=obstacle), asked
+        gate = None
+        if asked.name == GATED and self.grader is not None:
+            gate = self.grader.outlook(self.gate_share, asked.min_score)
+        some = next(iter(self.terms.values()))
+        device, server = (self.terms.get(side, some) for side in _SIDES)
+        times, speed = self.times
         forecast = forecast_race(
-            decision,
-            device=device,
-            server=server,
-            prompt_tokens=self.prompt_tokens,
-            queue=self.queue,
-            gate=gate,
-            rate=self.device.rate,
+            decision, device=speed, server=times, prompt_tokens=self.prompt_tokens, queue=self.queue, gate=gate, rate=device.rate
         )
-        graded = None if gate is None else gate.quality
-        way = race_way(name, forecast, self.device, self.server, graded_quality=graded)
-        starts = 0.0 if forecast is None else forecast.server_starts if self.constrained == "server" else forecast.device_starts
-        return replace(way, measured=_MEASURED[name], spends=starts * self.prompt_tokens)
+        way = race_way(name, forecast, device, server, gate)
+        measured = (asked.name,) if asked.name in _SIDES else tuple(self.kinds)
+        spends = self._spends(decision, forecast)
+        is_closed = (spends > 0.0 or (asked.name == GATED and self._has_budget)) and self._is_full(asked.name)
+        return replace(way, measured=measured, spends=spends, obstacle=_SPENT if is_closed else ""), asked
+
+    @property
+    def _has_budget(self) -> bool:
+        """True if the budget counts the answer."""
+        return self.eligibility.device and self.eligibility.server and self.only is None
+
+    def _spends(self, decision: Decision, forecast: RaceForecast | None) -> float:
+        """Return the prompt tokens that the side under the budget is expected to read; 0 if the budget doesn't count the answer."""
+        if not self._has_budget:
+            return 0.0
+        if forecast is None:
+            return self.prompt_tokens * (decision.wait(self.constrained) is not None)
+        return self.prompt_tokens * (forecast.server_starts if self.constrained == "server" else forecast.device_starts)
+
+    def _is_full(self, name: str) -> bool:
+        is_full = not self.steering.allows(self.prompt_tokens)
+        if name == GATED and self.grader is not None and self.constrained == "server":
+            return is_full or not self.grader.account.allows(self.prompt_tokens)
+        return is_full
+
+    def _obstacle(self, asked: AskedWay) -> str:
+        """Return why a way isn't open to an answer, whatever the budget says, as a clause; "": it is."""
+        name, can = asked.name, self.eligibility
+        able: list[Side] = [side for side in _SIDES if (can.device if side == "device" else can.server)]
+        needed = list(_SIDES) if name == GATED else [side for side in _SIDES if asked.decision.wait(side) is not None]
+        if name not in _SIDES and not can.hedge:
+            return can.reason
+        if name == RACE and len(needed) < 2:
+            return _ONE_SIDED
+        if any(side not in able for side in needed) or (name in _SIDES and can.first not in {None, name}):
+            return can.reason or f"no {name}"
+        rests = [self.kinds[side].name for side in needed if self.kinds[side].name in self.resting]
+        if rests and any(self.kinds[side].name not in self.resting for side in able):
+            return f"{rests[0]} rests, because {self.resting[rests[0]]}"
+        if name == GATED:
+            return self.not_graded
+        is_own = self.grader is not None and self.grader.has_rule and not self.not_graded and self.only != "server"
+        return _UNGRADED if is_own and "device" in needed and len(able) > 1 else ""
+
+    def _least_score(self, weights: Weights) -> float | None:
+        """Return the lowest score of a device's answer that is shown; None: the gate's own."""
+        times, grader, server = self.times[0], self.grader, self.terms.get("server")
+        if grader is None or not grader.is_calibrated or not weights.quality or times is None or server is None or not server.quality:
+            return None
+        least = least_score(weights, self.terms.get("device", server), server, times)
+        return least if self.constrained != "server" or self.gate_share >= 1.0 else min(least, grader.steered(self.gate_share))
+
+    def _alone(self, side: Side) -> Decision:
+        if side == "device":
+            return Decision(0.0, None, self.drawn.policy, "device alone, server in reserve")
+        return Decision(None, 0.0, self.drawn.policy, "server alone, device in reserve")
 
 
 def side_terms(

@@ -22,7 +22,7 @@ from streamco.client.modes.speculation.log import log_step
 from streamco.client.modes.speculation.notes import note_settings, note_speculation
 from streamco.client.modes.speculation.options import SECOND, SpeculationOptions
 from streamco.client.modes.speculation.output import SpeculativeOutput
-from streamco.client.modes.speculation.report import SpeculationRecord
+from streamco.client.modes.speculation.report import SpeculationRecord, priced_endpoint
 from streamco.client.modes.speculation.verifier_binding import VerifierBinding, VerifierSetting, reserve_places
 from streamco.client.observers.base import ObservedAnswer
 from streamco.config import SamplingOptions, fixed_rate
@@ -202,18 +202,18 @@ class SpeculationPlanner(Planner):
         binding, planner, times, length = self.binding, settings.planner, self._times, (await asked.describe()).prompt_tokens
         tokens = asked.reading.tokens
         rate = times.rate(max(predict_rates(each.conditions()).best for each in self._candidates()))
-        remote = binding.server if binding.verifier is None else binding.verifier.remote or binding.server
+        server = priced_endpoint(None if binding.verifier is None else binding.verifier.remote, binding.server)
         read, drafts = (0, 0) if self.options.is_lookup else (length, round(tokens * times.computed("device")))
-        device = planner.costs()(binding.device, read, drafts, 0)
-        server = None if remote is None else planner.costs()(remote, length, round(tokens * times.computed("server")), 0).server
-        best = binding.server or remote
-        ends = (planner.quality(binding.device), None if best is None else planner.quality(best))
+        device = planner.costs()(binding.drafter, read, drafts, 0)
+        bill = None if server is None else planner.costs()(server, length, round(tokens * times.computed("server")), 0)
+        best = binding.server or server
+        ends = (planner.quality(binding.drafter), None if best is None else planner.quality(best))
         way = Way(
             name=self.name,
             first_word=times.first_word(length),
             late=asked.reading.late(rate),
             rate=rate,
-            dollars=server,
+            dollars=None if bill is None else bill.server,
             joules=device.device_joules,
             energy_usd=device.device,
             quality=_between(*ends, self.budget),
@@ -221,11 +221,10 @@ class SpeculationPlanner(Planner):
         )
         return [PlannedWay(way, prepare)]
 
-    def record(self, report: Callable[[], Report]) -> None:
+    def record(self, asked: AskedAnswer, report: Report) -> None:
         """Learn the times of an answer that was speculated; see ``Planner``."""
-        found = report()
-        if found.mode == "speculate":
-            self._times.record(found)
+        if report.mode == "speculate":
+            self._times.record(report, is_paced=asked.pace is not None)
 
     async def _terms(self, asked: AskedAnswer) -> tuple[SamplingOptions, Rule] | Obstacle:
         """Return the sampling options of an answer, written out, and its acceptance rule, or what is in the way of speculation."""

@@ -22,7 +22,15 @@ from streamco.endpoints.verifiers.pool_session import AssignedVerifier
 from streamco.errors import StreamcoError
 from streamco.policies.acceptance import Rule
 
-__all__ = ["SpeculationProgress", "SpeculationRecord", "speculation_cost", "speculation_figures", "speculation_report", "speculation_usage"]
+__all__ = [
+    "priced_endpoint",
+    "SpeculationProgress",
+    "SpeculationRecord",
+    "speculation_cost",
+    "speculation_figures",
+    "speculation_report",
+    "speculation_usage",
+]
 
 
 class _VerifierCounts(Struct, frozen=True, kw_only=True):
@@ -273,7 +281,7 @@ def _cost_of(works: Sequence[_VerifierWork], record: SpeculationRecord) -> tuple
     """Return (money, unified cost) of what verifiers did, each at its own prices; None: not known."""
     costs = []
     for work in [work for work in works if work.read or work.computed] or works[-1:]:
-        priced = _priced_endpoint(work.remote, record.server)
+        priced = priced_endpoint(work.remote, record.server)
         if priced is None:
             return None, None
         costs.append(record.cost(priced, work.read, work.computed, work.cached))
@@ -327,7 +335,7 @@ def _cached(parts: Sequence[RemoteStreamPart], *, was_asked: bool, unread: int) 
     return cached
 
 
-def _priced_endpoint(remote: Endpoint | None, server: Endpoint | None) -> Endpoint | None:
+def priced_endpoint(remote: Endpoint | None, server: Endpoint | None) -> Endpoint | None:
     """Return the endpoint that prices the verifier's tokens: the verifier's own if it has prices, else the server beside it."""
     return remote if remote is not None and remote.prices.completion is not None else server or remote
 

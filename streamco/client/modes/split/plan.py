@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
 from functools import partial
 from time import monotonic
 
@@ -18,8 +18,9 @@ from streamco.config import READING, fixed_rate
 from streamco.core.answer_times import AnswerTimes
 from streamco.core.report import Report
 from streamco.endpoints.base import Endpoint, Kind
+from streamco.endpoints.network.loop_bound import LoopBound, LoopState
 from streamco.endpoints.split.endpoint import SplitEndpoint
-from streamco.errors import EndpointError
+from streamco.errors import EndpointError, VerifierError
 from streamco.policies.cost import RequestCost
 from streamco.policies.eligibility import RequestFacts, check_eligibility
 from streamco.policies.ways import Way, Weights
@@ -28,6 +29,61 @@ from streamco.profiles import Profile
 __all__ = ["PreparedSplit", "SplitPlanner"]
 
 _REST = 30.0  # seconds without another try after the model could not start
+
+
+class _Starting(LoopState):
+    """The start of one event loop that is under way."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+
+    async def aclose(self) -> None:
+        """See ``LoopState``."""
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait([self.task])
+
+
+class _Starts:
+    """The starts of a split model that a client has beside other endpoints; closes it with them.
+
+    Args:
+        endpoint: the model.
+
+    Attributes:
+        problem: why it could not start; "": it has started.
+    """
+
+    def __init__(self, endpoint: SplitEndpoint) -> None:
+        self.problem = "it has not started"
+        self._endpoint = endpoint
+        self._starting = LoopBound(_Starting, owner="client")
+        self._rests_until = 0.0
+
+    async def start(self) -> None:
+        """Start it, once at a time."""
+        starting = self._starting.get()
+        if starting.task is None or starting.task.done():
+            starting.task = asyncio.create_task(self._start(), name=f"streamco start {self._endpoint.name}")
+        await asyncio.shield(starting.task)
+
+    def try_again(self) -> None:
+        """Start it again in the background, if the last try was a while ago."""
+        starting = self._starting.get()
+        if monotonic() >= self._rests_until and (starting.task is None or starting.task.done()):
+            starting.task = asyncio.create_task(self._start(), name=f"streamco start {self._endpoint.name}")
+
+    async def _start(self) -> None:
+        try:
+            await self._endpoint.start()
+            self.problem = ""
+        except (EndpointError, VerifierError) as error:
+            self.problem, self._rests_until = str(error), monotonic() + _REST
+
+    async def aclose(self) -> None:
+        """Close the model; idempotent."""
+        await self._starting.aclose()
+        await self._endpoint.aclose()
 
 
 class SplitPlanner(ClientPlanner):
@@ -47,11 +103,9 @@ class SplitPlanner(ClientPlanner):
         known = context.known.get(self.name)
         same = known if isinstance(known, SplitPlanner) and known._endpoint is endpoint else None
         self._times: AnswerTimes = AnswerTimes() if same is None else same._times
-        self._problem = ""
-        self._rests_until = 0.0
-        self._is_beside_others = context.endpoints.device is not endpoint
-        if self._is_beside_others:
-            context.endpoints.share(("split", id(endpoint)), lambda: endpoint)  # which closes it with the others
+        self._starts: _Starts | None = None  # None: the client starts its only endpoint itself
+        if context.endpoints.device is not endpoint:
+            self._starts = context.endpoints.share(("split", id(endpoint)), lambda: _Starts(endpoint))
 
     @property
     def account(self) -> object:
@@ -71,17 +125,12 @@ class SplitPlanner(ClientPlanner):
     @property
     def problem(self) -> str:
         """Why the model can't make an answer beside other modes; "": it can."""
-        return self._problem
+        return "" if self._starts is None else self._starts.problem
 
     async def start(self) -> None:
         """Start the endpoint, if it isn't the client's only one. See ``Planner``."""
-        if not self._is_beside_others or monotonic() < self._rests_until:
-            return
-        try:
-            await self._endpoint.start()
-            self._problem = ""
-        except EndpointError as error:
-            self._problem, self._rests_until = str(error), monotonic() + _REST
+        if self._starts is not None:
+            await self._starts.start()
 
     async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> PreparedSplit:
         """Return the answer, ready to start, or what is in the way."""
@@ -89,9 +138,10 @@ class SplitPlanner(ClientPlanner):
 
     async def forecast(self, asked: AskedAnswer, weights: Weights) -> list[PlannedWay]:
         """Return the split model as a way to make an answer, and what is predicted of it."""
-        await self.start()
         facts, endpoint, reading = await asked.describe(), self._endpoint, asked.reading
-        prepare, obstacle = partial(self.prepare, asked), self._problem
+        prepare, obstacle = partial(self.prepare, asked), self.problem
+        if obstacle and self._starts is not None:
+            self._starts.try_again()
         eligibility = check_eligibility(facts, device=side_facts(endpoint, facts, shortens=True), server=None)
         if not obstacle and not eligibility.device:
             obstacle = eligibility.reason
@@ -111,11 +161,10 @@ class SplitPlanner(ClientPlanner):
         )
         return [PlannedWay(way, prepare)]
 
-    def record(self, report: Callable[[], Report]) -> None:
+    def record(self, asked: AskedAnswer, report: Report) -> None:
         """Learn the times of an answer of the split model; see ``Planner``."""
-        found = report()
-        if found.mode == "split":
-            self._times.record(found)
+        if report.mode == "split":
+            self._times.record(report, is_paced=asked.pace is not None)
 
     def costs(self) -> CostOf:
         """Return the function that gives the cost of tokens."""

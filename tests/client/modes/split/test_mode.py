@@ -19,9 +19,11 @@ from streamco.engines.split.middle_engine import MiddleEngine
 from streamco.errors import ConfigError
 from streamco.server.options import ServeOptions
 from streamco.server.split.service import serving_middle
+from streamco.testing.endpoint import ScriptedEndpoint
 from streamco.testing.link_proxy import LinkProxy
 from streamco.wire.tensors import StateFormat
 from tests.engines.split.local_link import CELLS
+from tests.support.leaks import holding_nothing_new
 
 OPTIONS = EngineOptions(threads=1, context_tokens=CELLS, max_sequences=2)
 PROMPTS = ("Name three rivers in France.", "Why is the sky blue?")
@@ -241,3 +243,50 @@ def test_a_request_can_not_ask_for_retries_of_a_split_model() -> None:
 def test_settings_of_a_split_client_that_have_an_effect_can_be_changed() -> None:
     client = streamco.Client(mode=streamco.Split("parts/model", "ws://127.0.0.1:1"))
     assert client.with_options(pace="reading", timeout=3.0, on_degraded="raise").with_options() is not client
+
+
+@pytest.mark.model
+async def test_a_split_model_is_a_way_beside_others(files: PartFiles, layers: FakeLayers) -> None:
+    async with serving_middle(layers, ServeOptions(port=0)) as url:
+        split = streamco.Split(streamco.SplitEndpoint(files.stem, url, options=OPTIONS))
+        late = ScriptedEndpoint("server", [(5.0, "S")])
+        mode = streamco.Auto(streamco.Race(), split, time=1.0)
+        async with holding_nothing_new(), streamco.Client(server=late, mode=mode, seed=1) as client:
+            found = [(await one(client)) for _ in range(4)]
+    assert [report.mode for report in found].count("split") >= 3
+    plan = found[-1].plan
+    assert plan is not None
+    ways = {way.name: way for way in plan.ways}
+    assert ways["split"].first_word is not None
+    assert ways["split"].dollars == 0.0
+    assert ways["device"].obstacle
+
+
+@pytest.mark.model
+async def test_a_split_model_that_cant_start_delays_no_answer_and_is_said(files: PartFiles) -> None:
+    nobody = streamco.SplitEndpoint(files.stem, "ws://127.0.0.1:1", options=OPTIONS)
+    mode = streamco.Auto(streamco.Race(), streamco.Split(nobody), time=1.0)
+    server = ScriptedEndpoint("server", [(0.0, "S")])
+    async with holding_nothing_new(), streamco.Client(server=server, mode=mode, seed=1, on_degraded="answer") as client:
+        assert client.unspeculated == ""
+        report = await one(client)
+    assert report.winner == "server"
+    assert any(note.startswith("not by the split model: ") for note in report.notes)
+
+
+def test_the_quality_of_a_split_model_can_be_declared(tmp_path: Path) -> None:
+    split = streamco.Split(streamco.SplitEndpoint(tmp_path / "a", "ws://127.0.0.1:1", name="large"))
+    server = ScriptedEndpoint("server", [(0.0, "S")])
+    for name, is_known in (("large", True), ("larger", False)):
+        race = streamco.Race(migration=streamco.MigrationOptions(quality={name: 0.9, "server": 0.5}))
+        if is_known:
+            streamco.Client(server=server, mode=streamco.Auto(race, split, quality=1.0))
+        else:
+            with pytest.raises(ConfigError, match="migration: quality: expected names among server, large, got 'larger'"):
+                streamco.Client(server=server, mode=streamco.Auto(race, split, quality=1.0))
+
+
+async def one(client: streamco.Client) -> streamco.reports.Report:
+    stream = client.stream(PROMPTS[0], max_tokens=4, temperature=0)
+    assert [token.text async for token in stream]
+    return stream.report
