@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
+from streamco.core.confidence import Confidence
 from streamco.core.meter import Quality
 from streamco.core.report_parts import (
     AnswerMode,
@@ -100,6 +101,11 @@ class Report(Struct, frozen=True, kw_only=True):
     plan: AnswerPlan | None = None
     request_id: str = ""
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def confidence(self) -> Confidence | None:
+        """How sure the winner was of what it wrote, as its part in ``endpoints`` has it; None: not known."""
+        return next((part.confidence for part in self.endpoints if part.name == self.winner), None)
 
     def __str__(self) -> str:
         """Return the whole report as tables for people; ``repr`` and JSON have the fields."""

@@ -34,6 +34,7 @@ async def test_the_device_says_how_sure_it_was_and_a_server_says_nothing(device:
         parts = {part.name: part.confidence for part in report.endpoints}
         found = parts["device"]
         assert found is not None
+        assert report.confidence == found
         assert found.tokens == len(logarithms)
         assert found.beginning == pytest.approx(exp(fmean(logarithms[:BEGINNING])), rel=1e-3)
         assert all(confidence is None for name, confidence in parts.items() if name != "device")

@@ -22,9 +22,13 @@ from streamco.core.confidence import ends_sentence
 from streamco.engines.base import Prediction, TokenSequence
 from streamco.engines.llama import LlamaEngine
 
-__all__ = ["RECORDED", "WORD_BINS", "Answer", "package", "read_answers", "record"]
+__all__ = ["BY_DEVICE", "RECORDED", "WORD_BINS", "Answer", "package", "read_answers", "record"]
 
-RECORDED = Path(__file__).resolve().parent / "recorded.jsonl.gz"
+_FOLDER = Path(__file__).resolve().parent
+RECORDED = _FOLDER / "recorded.jsonl.gz"
+BY_DEVICE = {"0.5B": RECORDED, "135M": _FOLDER / "recorded_135m.jsonl.gz"}
+"""The packaged recordings by the device's model; the server's is the 1.5B."""
+
 WORD_BINS = 512
 SAMPLED_TOKENS = 16
 _SAMPLING = [SamplingOptions(temperature=0.7, seed=seed) for seed in (1, 2)]
