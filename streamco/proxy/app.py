@@ -21,10 +21,11 @@ from msgspec.structs import replace
 
 from streamco.client.answer_log import REQUEST_ID_HEADER
 from streamco.client.client import Client
+from streamco.client.modes.race.quality_gate import QualityGate
 from streamco.client.observers.metrics import AnswerMetrics
 from streamco.client.stream import ChatStream
 from streamco.core.totals import Totals
-from streamco.errors import StreamcoError
+from streamco.errors import ConfigError, StreamcoError
 from streamco.proxy.callers.access import TOTALS_PATH, USAGE_PATH, AnswerGrant, CallerAccess
 from streamco.proxy.config import MODEL, ProxyOptions
 from streamco.proxy.error_responses import explain
@@ -240,12 +241,16 @@ def make_app(client: Client, options: ProxyOptions | None = None) -> web.Applica
         options: limits, key, names; ``serving`` alone uses host and port. None: the defaults.
 
     Raises:
-        ConfigError: there are callers, and a server has no known price. When the application starts: their file can't be used.
+        ConfigError: there are callers, and a server has no known price, or shadow answers are on, which no caller would pay. When the
+            application starts: their file can't be used.
     """
     options = options or ProxyOptions()
     registry = make_registry() if options.metrics else None
     access = None
     if options.callers is not None:
+        gate = client.race.quality
+        if isinstance(gate, QualityGate) and gate.shadow:
+            raise ConfigError(f"quality gate: shadow: expected 0 beside callers, whose budgets would not pay for it, got {gate.shadow:g}")
         access = CallerAccess(client, Path(options.callers), answer_tokens=options.answer_tokens, registry=registry)
     proxy = Proxy(client, options, access)
     app = make_application(

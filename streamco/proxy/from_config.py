@@ -31,7 +31,6 @@ from streamco.proxy.config import (
     DeviceSection,
     ProxyConfig,
     ProxyOptions,
-    QualityTable,
     ServerSection,
     SpeculateSection,
     SplitSection,
@@ -73,11 +72,6 @@ def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -
         return _build_split_client(config, config.split, environ)
     if config.speculate.mode == "race" and config.speculate.verifier is not None:
         raise ConfigError('speculate.verifier: expected mode = "speculate" or "auto" beside it, got race, in which nothing is verified')
-    quality = config.dispatch.quality
-    if config.callers is not None and isinstance(quality, QualityTable) and quality.shadow:
-        raise ConfigError(
-            f"dispatch.quality.shadow: expected none beside [callers], of whose budgets it would not be paid, got {quality.shadow:g}"
-        )
     device = None if config.device is None else _build_device(config.device, config.speculate, environ)
     tokenizer = None if isinstance(device, LocalServerEndpoint) else device
     servers = [_build_server(section, index, environ, tokenizer) for index, section in enumerate(config.server)]

@@ -18,7 +18,8 @@ from streamco.errors import ConfigError, EndpointConnectError
 from streamco.openai_types import CompletionUsage
 from streamco.policies.quality import LearnedScore
 from streamco.reports import Report, ShadowReport
-from streamco.testing import FakeEngine
+from streamco.testing import FakeEngine, run_in_virtual_time
+from streamco.testing.endpoint import text_chunk
 from streamco.types import ShadowPair
 from tests.client.helpers import EVERYTHING, HELLO, ask, chunks_text, opened, recorded_log, server
 from tests.support.modes import racing
@@ -122,20 +123,71 @@ async def test_a_longer_answer_needs_a_judge() -> None:
     assert list(pair.messages)[-1]["content"] == "hello"
 
 
-async def test_a_server_that_says_more_than_can_be_compared_teaches_nothing() -> None:
-    there = server([(0.0, f"w{place} ") for place in range(30)], prices=PRICES)
+async def test_a_server_that_says_more_than_can_be_compared_is_stopped_and_teaches_nothing() -> None:
+    there = server([(0.0, f"w{place} ") for place in range(300)], prices=PRICES)
     async with opened(local(), there, mode=mode(), budget=0.9) as client:
         shadow = shadow_of((await answered(client)).report)
         assert (shadow.good, shadow.why_not) == (None, "the server's answer has more than 16 tokens")
-        assert shadow.completion_tokens == 30  # and it was paid for
+        assert shadow.completion_tokens == 17  # and these were paid for
+        assert there.streams[0].is_cancelled
         assert not learned(client).examples
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ([(0.0, text_chunk("", finish_reason="content_filter"))], "the server's answer has no text"),
+        ([(0.0, text_chunk("Par")), (0.0, text_chunk("", finish_reason="length"))], "the server's answer was cut off"),
+        ([(0.0, text_chunk("Par")), (0.0, text_chunk("", finish_reason="content_filter"))], "the server's answer was cut off"),
+    ],
+)
+async def test_an_answer_that_isnt_whole_teaches_nothing(script: Any, why: str) -> None:
+    async with opened(local(), server(script, prices=PRICES), mode=mode(), budget=0.9) as client:
+        assert shadow_of((await answered(client)).report).why_not == why
+        assert not learned(client).examples
+
+
+async def test_a_device_that_was_cut_off_is_compared_by_a_judge_alone() -> None:
+    for judge, count in ((None, 0), (lambda _: True, 1)):
+        async with opened(local("Paris is the capital"), there := remote(), mode=mode(QualityGate(shadow=1.0, judge=judge))) as client:
+            await answered(client, max_tokens=2)
+            assert len(there.streams) == count
+
+
+@pytest.mark.parametrize("where", ["open", "receive", "cancel"])
+async def test_a_defect_of_the_server_is_said_and_nothing_is_lost(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    there = remote()
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("Secret")
+
+    if where == "open":
+        there.open = broken
+    else:
+        plain = there.open
+
+        def opening(request: Any) -> Any:
+            stream = plain(request)
+            setattr(stream, where, broken)
+            return stream
+
+        there.open = opening
+    async with Client(local(), there, mode=mode(), budget=0.9, seed=1) as client:
+        shadow = shadow_of((await answered(client)).report)
+        assert shadow.is_final
+        if where == "cancel":
+            assert shadow.good is True
+        else:
+            assert shadow.why_not == "the server failed (RuntimeError)"
+        there._streams = []
+    assert "Secret" not in caplog.text
 
 
 @pytest.mark.parametrize(
     ("judge", "why"),
     [
         (lambda _: None, "its judge didn't say"),
-        (lambda _: 1, "its judge returned int, not True, False or None"),
+        (lambda _: 1, "its judge returned builtins.int, not True, False or None"),
         (lambda _: 1 / 0, "its judge raised ZeroDivisionError"),
     ],
 )
@@ -145,13 +197,47 @@ async def test_a_judge_that_says_nothing_teaches_nothing(judge: Any, why: str) -
         assert not learned(client).examples
 
 
-async def test_a_server_that_fails_costs_the_reader_nothing() -> None:
+async def test_a_server_that_fails_costs_the_reader_nothing_and_rests() -> None:
     there = server([(0.0, EndpointConnectError("down"))], prices=PRICES)
     async with opened(local(), there, mode=mode(), budget=0.9) as client:
         report = (await answered(client)).report
-        assert shadow_of(report).why_not.startswith("the server failed (")
+        shadow = shadow_of(report)
+        assert shadow.why_not.startswith("the server failed (")
+        assert (shadow.prompt_tokens, shadow.cost_usd) == (0, 0.0)
         assert (report.winner, [part.error for part in report.endpoints if part.error]) == ("device", [])
         assert report.ending == "complete"
+        for _ in range(5):
+            assert (await answered(client)).report.shadow is None
+        assert len(there.streams) == 1
+        assert [each.endpoint for each in client.degraded] == ["server"]
+
+
+def test_a_judge_has_a_minute() -> None:
+    async def judge(_: ShadowPair) -> bool:
+        await asyncio.Event().wait()
+        return True
+
+    async def main() -> str:
+        async with Client(local(), remote(), mode=mode(QualityGate(shadow=1.0, judge=judge)), budget=0.9, seed=1) as client:
+            stream = client.stream("hello")
+            assert [token.text async for token in stream]
+            await asyncio.sleep(61.0)
+            return shadow_of(stream.report).why_not
+
+    assert run_in_virtual_time(main()) == "its judge took longer than 60 s"
+
+
+async def test_a_server_that_is_asked_for_an_answer_stops_its_shadow() -> None:
+    there = remote(at=30.0)
+    async with opened(local(), there, mode=mode(), budget=1) as client:
+        stream = client.stream("hello")
+        assert [token.text async for token in stream]
+        await asyncio.sleep(0.01)
+        assert not there.streams[0].is_cancelled
+        there.script = [(0.0, "S")]
+        assert await ask(client.with_options(mode=Race(policy="server-only"))) == "S"
+        assert there.streams[0].is_cancelled
+        assert shadow_of(stream.report).why_not == "another answer needs the server"
 
 
 async def test_a_rating_of_the_same_answer_counts_beside_it() -> None:
@@ -224,13 +310,6 @@ async def test_there_is_one_at_a_time() -> None:
         assert len(there.streams) == 1
 
 
-async def test_no_server_is_asked_while_it_writes_another_answer() -> None:
-    there = remote()
-    there.is_answering = True
-    async with opened(local(), there, mode=mode(), budget=0.9) as client:
-        assert (await answered(client)).report.shadow is None
-
-
 async def test_they_are_off_by_default() -> None:
     async with opened(local(), there := remote(), mode=mode(QualityGate()), budget=0.9) as client:
         for _ in range(5):
@@ -239,6 +318,34 @@ async def test_they_are_off_by_default() -> None:
 
 
 # The budget
+
+
+@pytest.mark.parametrize("constrained", ["device", "server"])
+async def test_they_change_no_answer_whatever_the_budget_limits(constrained: Any) -> None:
+    async with opened(local(), remote(), mode=mode(constrained=constrained), budget=0.3) as client:
+        for _ in range(20):
+            assert (await answered(client)).report.winner == "device"
+
+
+async def test_a_gate_keeps_to_its_part_of_the_budget_beside_them() -> None:
+    device = DeviceEndpoint(FakeEngine("".join(f"d{place} " for place in range(40)), probability=0.2))
+    gate = QualityGate(shadow=1.0, min_score=0.5, judge=lambda _: True)
+    async with opened(device, there := server([(0.0, "S")], prices=PRICES), mode=mode(gate), budget=0.2) as client:
+        by_server = 0
+        for _ in range(60):
+            by_server += (await answered(client)).report.winner == "server"
+        assert by_server <= 0.2 * 60 + 2
+        assert len(there.streams) <= 0.21 * 60 + 2
+
+
+async def test_a_small_share_is_reached_within_a_small_budget() -> None:
+    async with opened(local(), there := remote(), mode=mode(QualityGate(shadow=0.2)), budget=0.3) as client:
+        for _ in range(100):
+            await ask(client)
+            await asyncio.sleep(0.002)
+        await settled()
+        assert len(there.streams) == pytest.approx(20, abs=8)
+        assert client.totals.budget_share == pytest.approx(len(there.streams) / 100, abs=0.02)
 
 
 @pytest.mark.parametrize("policy", ["device-first", "auto"])
@@ -306,7 +413,22 @@ def test_a_text_agrees_with_itself_in_another_case_and_with_other_spaces(text: s
 
 @pytest.mark.parametrize(
     ("first", "second", "same"),
-    [("(B)", "b.", True), ("yes", "No", False), ("3.5", "35", False), ("+", "-", False), ("+ ", " +", True), ("", "a", False)],
+    [
+        ("(B)", "b.", True),
+        ("**Paris**", "paris!", True),
+        ("yes", "No", False),
+        ("3.5", "35", False),
+        ("3.5", "3 5", False),
+        ("-5", "5", False),
+        ("C++", "C#", False),
+        ("x < y", "x > y", False),
+        ("10 %", "10", False),
+        ("हिन्दी", "हिन्दा", False),
+        ("caf\u00e9", "cafe\u0301", True),
+        ("+", "-", False),
+        ("+ ", " +", True),
+        ("", "a", False),
+    ],
 )
 def test_short_answers_agree_word_for_word(first: str, second: str, same: bool) -> None:
     assert agree(first, second) is same

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from streamco.core.report_parts import Ending, EndpointReport
-from streamco.core.totals import _COSTS, _COUNTS, AnswerCost, EndpointTotals, Totals, TotalsRecorder
+from streamco.core.report_parts import Ending, EndpointReport, ShadowReport
+from streamco.core.totals import _COSTS, _COUNTS, AnswerCost, EndpointTotals, ShadowTotals, Totals, TotalsRecorder
 from streamco.policies.budget_control import BudgetSteering
 
 
@@ -68,7 +68,29 @@ def test_the_totals_of_two_accounts_join_to_those_of_all_their_answers() -> None
         for bill in bills[at:]:
             second = second.plus(bill)
         assert first.joined(second) == second.joined(first) == whole
-    assert set(Totals.__struct_fields__) == {*_COUNTS, *_COSTS, "budget", "budget_share", "endpoints"}, "none is left out"
+    assert set(Totals.__struct_fields__) == {*_COUNTS, *_COSTS, "budget", "budget_share", "endpoints", "shadows"}, "none is left out"
+
+
+def test_the_shadow_answers_of_two_accounts_join() -> None:
+    shadows = [
+        ShadowReport(
+            endpoint="server",
+            good=good,
+            why_not="",
+            prompt_tokens=3,
+            completion_tokens=2,
+            is_estimated=False,
+            cost_usd=cost_usd,
+            is_final=True,
+        )
+        for good, cost_usd in ((True, 0.25), (False, 0.5), (None, 1.0))
+    ]
+    recorders = [TotalsRecorder(), TotalsRecorder()]
+    for number, shadow in enumerate(shadows):
+        recorders[number % 2].record_shadow(shadow)
+    one, other = (recorder.totals() for recorder in recorders)
+    assert one.joined(other).shadows == ShadowTotals(answers=3, good=1, bad=1, prompt_tokens=9, completion_tokens=6, cost_usd=1.75)
+    assert (one.cost_usd, one.tokens) == (0.0, 0)
 
 
 def test_joined_totals_keep_the_budget_of_the_first_account() -> None:

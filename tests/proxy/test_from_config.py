@@ -223,12 +223,9 @@ def test_the_key_is_the_given_one_else_the_environments() -> None:
         build_options(ProxyConfig(), "", {})
 
 
-def test_no_callers_budget_pays_for_shadow_answers() -> None:
-    text = '[callers]\nfile = "c"\n[dispatch]\nquality = { shadow = 0.1 }\n[[server]]\nmodel = "m"\nbase_url = "http://127.0.0.1:9/v1"\n'
-    with pytest.raises(ConfigError, match=r"dispatch.quality.shadow: expected none beside \[callers\], .* got 0.1"):
-        build_client(parse_config(text), environ={})
-    alone = text.removeprefix('[callers]\nfile = "c"\n')
-    assert build_client(parse_config(alone), environ={}).race.quality == QualityTable(shadow=0.1)
+def test_shadow_answers_are_a_setting_of_a_file() -> None:
+    text = '[dispatch]\nquality = { shadow = 0.1 }\n[[server]]\nmodel = "m"\nbase_url = "http://127.0.0.1:9/v1"\n'
+    assert build_client(parse_config(text), environ={}).race.quality == QualityTable(shadow=0.1)
 
 
 def test_weights_choose_between_the_modes_of_a_file() -> None:

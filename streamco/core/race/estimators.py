@@ -12,8 +12,10 @@ slopes between all pairs of samples (Theil 1950, Sen 1968), which up to 29 % of 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from streamco.core.quantiles import equally_likely
 from streamco.lazy_numpy import np
@@ -24,11 +26,21 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-__all__ = ["DeviceFit", "LengthWindow", "ProductLimit", "RecentTimes", "is_burst", "product_limit", "theil_sen"]
+__all__ = [
+    "DeviceFit",
+    "LengthWindow",
+    "ProductLimit",
+    "RecentSpeed",
+    "RecentTimes",
+    "has_changed",
+    "is_burst",
+    "product_limit",
+    "theil_sen",
+]
 
 _TAIL_STEPS = 8
 _SPREAD = 1.5  # longest over shortest prompt, for a line
-_CHANGED, _CHANGE = 4, 2.0  # so many samples in a row, each further than this factor from the mean of all, are of another time
+_CHANGED, _CHANGE, _BEFORE = 4, 2.0, 8  # samples in a row of another time, each by this factor; samples before them
 _OWN_EVENTS = 20  # after so many samples of one's own nothing that a server tells counts
 _BURST_TOKENS = 16  # fewer tokens may come in one network read
 _BURST_SHARE = 0.02  # of the time before them: a server that decodes needs a larger share for its answer
@@ -93,9 +105,22 @@ class ProductLimit:
         return _blend(times, survival, seconds.size, prior, self._prior_weight)
 
 
+def has_changed(samples: Sequence[float]) -> bool:
+    """Return True if the last four samples are of another time than those before: twice or half their median, and beyond nine tenths.
+
+    Of unchanged times one sample in 10,000 looks so, or fewer.
+    """
+    before, latest = sorted(samples[:-_CHANGED]), samples[-_CHANGED:]
+    if len(before) < _BEFORE:
+        return False
+    tenth, middle = len(before) // 10, before[len(before) // 2]
+    is_slower = min(latest) > max(before[-1 - tenth], _CHANGE * middle)
+    return is_slower or max(latest) < min(before[tenth], middle / _CHANGE)
+
+
 class RecentTimes:
     """The server's time to first token now, for forecasts that are compared with others: from few samples, and from the last ones alone if
-    they differ from those before.
+    it has changed.
 
     Times of answers that a proxy held back count, because readers wait for them, if there are no others.
 
@@ -106,6 +131,7 @@ class RecentTimes:
 
     def __init__(self, window: int = 64, prior_weight: float = 20.0) -> None:
         self._samples: deque[tuple[float, bool]] = deque(maxlen=window)  # seconds, censored
+        self._new: deque[tuple[float, bool]] = deque(maxlen=window)  # not looked at before an estimate is asked for
         self._bursts: deque[float] = deque(maxlen=window)
         self._prior_weight = prior_weight
         self._has_changed = False
@@ -114,12 +140,14 @@ class RecentTimes:
         """Add a sample; see ``ServerTTFT``."""
         if is_burst:
             self._bursts.append(seconds)
-            return
+        else:
+            self._new.append((seconds, is_censored))
+
+    def _take(self, seconds: float, is_censored: bool) -> None:
         self._samples.append((seconds, is_censored))
         known = [each for each, is_open in self._samples if not is_open]
-        latest, mean = known[-_CHANGED:], sum(known) / max(1, len(known))
-        if len(known) > 2 * _CHANGED and (min(latest) > _CHANGE * mean or max(latest) * _CHANGE < mean):
-            self._samples = deque(((each, False) for each in latest), maxlen=self._samples.maxlen)
+        if not is_censored and has_changed(known):
+            self._samples = deque(((each, False) for each in known[-_CHANGED:]), maxlen=self._samples.maxlen)
             self._has_changed = True
 
     def estimate(self, prior: TTFTDistribution | None, told: Sequence[float]) -> TTFTDistribution | None:
@@ -129,12 +157,55 @@ class RecentTimes:
             prior: what was known before, until the times have changed; None: nothing.
             told: times that the server has told.
         """
+        while self._new:
+            self._take(*self._new.popleft())
         found = ProductLimit(self._samples.maxlen or 1, self._prior_weight)
         found.tell(told)
         for seconds, is_censored in self._samples:
             found.observe(seconds, is_censored=is_censored)
         known = found.estimate(None if self._has_changed else prior)
         return TTFTDistribution.from_samples(list(self._bursts)) if known is None and self._bursts else known
+
+
+class RecentSpeed:
+    """The device's speed now, for the same forecasts: from the last samples alone if it has changed.
+
+    Args:
+        window: number of samples.
+    """
+
+    def __init__(self, window: int = 64) -> None:
+        self._samples: deque[tuple[int, float]] = deque(maxlen=window)  # tokens, seconds
+        self._new: deque[tuple[int, float]] = deque(maxlen=window)  # not looked at before an estimate is asked for
+        self._has_changed = False
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Add the time to first token of a prompt of which ``tokens`` were prefilled."""
+        self._new.append((max(1, tokens), seconds))
+
+    def _take(self, tokens: int, seconds: float) -> None:
+        self._samples.append((tokens, seconds))
+        line = self._fit(list(self._samples)[:-_CHANGED]).estimate()
+        if line is None:
+            return
+        ratios = [each / max(1e-6, line.ttft(length)) for length, each in self._samples]
+        if has_changed(ratios):
+            self._samples = deque(list(self._samples)[-_CHANGED:], maxlen=self._samples.maxlen)
+            self._has_changed = True
+
+    def estimate(self, prior: DeviceSpeed | None) -> DeviceSpeed | None:
+        """Return the line now; None: nothing is known. ``prior``: what was known before, of which a change leaves the rate of decoding."""
+        while self._new:
+            self._take(*self._new.popleft())
+        found = self._fit(self._samples).estimate(None if self._has_changed else prior)
+        rate = None if prior is None else prior.decode_tokens_per_s
+        return found if found is None or not self._has_changed else replace(found, decode_tokens_per_s=rate)
+
+    def _fit(self, samples: Iterable[tuple[int, float]]) -> DeviceFit:
+        fit = DeviceFit(self._samples.maxlen or 1)
+        for tokens, seconds in samples:
+            fit.observe(tokens, seconds)
+        return fit
 
 
 class DeviceFit:

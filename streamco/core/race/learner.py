@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from streamco.config import check_share
-from streamco.core.race.estimators import DeviceFit, LengthWindow, ProductLimit, RecentTimes
+from streamco.core.race.estimators import DeviceFit, LengthWindow, ProductLimit, RecentSpeed, RecentTimes
 from streamco.errors import ConfigError, UsageError
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED, constraint, device_costs
 from streamco.policies.device_constrained import TAIL, DeviceConstrained, ProportionalWait
@@ -194,6 +194,7 @@ class Learner:
         self._at_once = 1.0
         self._server = ProductLimit(window, prior_weight)
         self._recent = RecentTimes(prior_weight=prior_weight)
+        self._recent_speed = RecentSpeed()
         self._device = DeviceFit()
         self._lengths = LengthWindow(2 * window)
         self._seen = self._seen_by_plan = 0
@@ -220,6 +221,7 @@ class Learner:
             case DeviceTTFT(tokens, seconds):
                 _check_seconds(seconds)
                 self._device.observe(tokens, seconds)
+                self._recent_speed.observe(tokens, seconds)
                 self._times = None
             case PromptLength(tokens):
                 self._lengths.observe(tokens)
@@ -259,7 +261,7 @@ class Learner:
         """The server's time to first token now, and the device's speed, from however few samples; None: nothing is known of it."""
         if self._times is None:
             server = self._recent.estimate(self._prior.server_ttft, self._server.told)
-            self._times = server, self._device.estimate(self._prior.device)
+            self._times = server, self._recent_speed.estimate(self._prior.device)
         return self._times
 
     # Planning

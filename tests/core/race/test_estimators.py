@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.core.race.estimators import DeviceFit, LengthWindow, ProductLimit, is_burst
+from streamco.core.race.estimators import DeviceFit, LengthWindow, ProductLimit, RecentSpeed, RecentTimes, has_changed, is_burst
 from streamco.profiles import DeviceSpeed, LengthDistribution, TTFTDistribution
 
 times = st.lists(st.tuples(st.integers(1, 30).map(lambda tenths: tenths / 10), st.booleans()), min_size=1, max_size=60)
@@ -308,3 +310,59 @@ def test_a_prior_of_lengths_is_worth_its_weight() -> None:
 )
 def test_an_answer_in_one_piece_is_told_from_a_fast_one(tokens: int, ttft: float, spread: float, expected: bool) -> None:
     assert is_burst(tokens, ttft, spread) is expected
+
+
+# What has changed
+
+
+@pytest.mark.parametrize("draw", ["outliers", "lognormal", "constant"])
+def test_times_that_stay_as_they_are_seldom_look_changed(draw: str) -> None:
+    rng = Random(5)
+    draws = {
+        "outliers": lambda: 15.0 if rng.random() < 0.05 else 0.4 * rng.uniform(0.9, 1.1),
+        "lognormal": lambda: rng.lognormvariate(0.0, 1.0),
+        "constant": lambda: 0.3,
+    }
+    samples = [draws[draw]() for _ in range(4000)]
+    assert sum(has_changed(samples[max(0, end - 64) : end]) for end in range(12, len(samples))) <= 4
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.4, 3.0), (3.0, 0.4)])
+def test_a_server_that_has_changed_is_known_after_a_few_answers(before: float, after: float) -> None:
+    rng, recent = Random(6), RecentTimes()
+    for seconds in (before,) * 60:
+        recent.observe(seconds * rng.uniform(0.8, 1.3))
+    for seconds in (after,) * 5:
+        recent.observe(seconds * rng.uniform(0.8, 1.3))
+    found = recent.estimate(TTFTDistribution.from_samples([before]), ())
+    assert found is not None
+    assert found.mean_within(60.0) == pytest.approx(after, rel=0.5)
+
+
+def test_a_device_that_has_changed_is_known_after_a_few_answers() -> None:
+    rng, recent = Random(7), RecentSpeed()
+    for _ in range(60):
+        tokens = rng.randrange(20, 500)
+        recent.observe(tokens, 0.01 * tokens * rng.uniform(0.9, 1.1))
+    before = recent.estimate(None)
+    for _ in range(5):
+        tokens = rng.randrange(20, 500)
+        recent.observe(tokens, 0.05 * tokens * rng.uniform(0.9, 1.1))
+    after = recent.estimate(None)
+    assert before is not None
+    assert after is not None
+    assert before.ttft(100) == pytest.approx(1.0, rel=0.15)
+    assert after.ttft(100) == pytest.approx(5.0, rel=0.15)
+
+
+def test_answers_that_were_held_back_count_if_there_are_no_others() -> None:
+    recent = RecentTimes()
+    for _ in range(3):
+        recent.observe(2.0, is_burst=True)
+    found = recent.estimate(None, ())
+    assert found is not None
+    assert found.mean == pytest.approx(2.0)
+    recent.observe(0.5)
+    later = recent.estimate(None, ())
+    assert later is not None
+    assert later.quantile(0.5) == pytest.approx(0.5)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from streamco.client.client import Client
+from streamco.client.modes.race.mode import Race
+from streamco.client.modes.race.quality_gate import QualityGate
 from streamco.client.modes.speculation.mode import Speculate
 from streamco.endpoints.base import TokenPrices
 from streamco.errors import ConfigError
@@ -210,6 +212,15 @@ async def test_an_answer_does_not_wait_for_a_file_that_is_locked(path: Path, mon
 async def test_a_server_without_a_known_price_is_refused_at_the_start(path: Path, prices: TokenPrices) -> None:
     async with Client(device(), [paid(name="first"), paid(name="second", prices=prices)]) as client:
         with pytest.raises(ConfigError, match=r"callers: expected known prices of each server.* got none of second"):
+            make_app(client, ProxyOptions(callers=path))
+
+
+async def test_answers_that_no_budget_would_pay_are_refused_at_the_start(path: Path) -> None:
+    mode = Race(quality=QualityGate(shadow=0.1))
+    async with Client(device(), paid(name="first"), mode=mode) as client:
+        with pytest.raises(
+            ConfigError, match=r"quality gate: shadow: expected 0 beside callers, .* got 0\.1"
+        ):
             make_app(client, ProxyOptions(callers=path))
 
 

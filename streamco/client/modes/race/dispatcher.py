@@ -307,14 +307,16 @@ class Dispatcher:
         is_asked = kept_out is None and eligibility.device and decision.device_wait is not None
         not_graded = self._why_not_graded(facts, eligibility) if is_asked and (way is None or way.name == GATED) else ""
         is_graded = self.grader is not None and may_grade and not not_graded and (way is None or way.name == GATED)
-        draws_shadow = both and kept_out is None and is_asked and decision.server_wait is None and self._draws_shadow(facts)
-        is_exempt = (is_one_sided and not is_graded and not draws_shadow) or (kept_out is None and not both)
+        may_shadow = both and is_asked and decision.server_wait is None and self._may_shadow(facts)
+        is_spent = may_shadow and self._draws_shadow()
+        is_counted = plan.constrained == "server" and (is_graded or may_shadow)
+        is_exempt = (is_one_sided and not is_counted) or (kept_out is None and not both)
         is_wanted = not is_exempt and decision.wait(plan.constrained) is not None
         may_ask = is_graded and not is_exempt and not is_wanted and plan.constrained == "server"
         part = None if self.grader is None else self.grader.account.reserve(length, wanted=may_ask)
         may_ask = part is not None and part.is_allowed
-        is_spent = draws_shadow and plan.constrained == "server"
-        reservation = self._steering.reserve(length, wanted=is_wanted or may_ask or is_spent, on_credit=is_late)
+        takes_share = is_spent and plan.constrained == "server"
+        reservation = self._steering.reserve(length, wanted=is_wanted or may_ask or takes_share, on_credit=is_late)
         if is_wanted and not reservation.is_allowed:
             decision = steer(planned, plan.constrained, is_allowed=False)
         if reservation.is_borrowed:
@@ -347,14 +349,14 @@ class Dispatcher:
                 facts,
                 device,
                 plan,
-                why_alone(plan, reservation, server, resting),
+                why_alone(plan, reservation, part, server, resting),
                 min_score=None if way is None else way.min_score,
             )
             if self.grader and is_graded
             else None,
             gate_reservation=part,
             not_graded=not_graded,
-            may_shadow=draws_shadow and (reservation.is_allowed or not is_spent),
+            may_shadow=is_spent and (reservation.is_allowed or not takes_share),
             note=_note(unavailable) + "".join(f"; not for {each.name}" for each in seen.servers if seen.able and each not in seen.able),
         )
 
@@ -414,11 +416,15 @@ class Dispatcher:
         )
         return ways.found(weights)
 
-    def _draws_shadow(self, facts: RequestFacts) -> bool:
-        """Return True if chance has it that the server is to answer a request as well, which must ask for text alone."""
-        share = 0.0 if self.grader is None else self.grader.options.shadow
+    def _may_shadow(self, facts: RequestFacts) -> bool:
+        """Return True if a server may write an answer that nobody reads to such a request, which must ask for text alone."""
         is_text = not (facts.has_tools or facts.has_images or facts.has_json_schema or facts.other_parts or facts.choices > 1)
-        return share > 0.0 and is_text and Random(f"{self._seed}/shadow/{self._count}").random() < share
+        return is_text and self.grader is not None and self.grader.options.shadow > 0.0
+
+    def _draws_shadow(self) -> bool:
+        """Return True if chance has it that a server is to write one."""
+        share = 0.0 if self.grader is None else self.grader.options.shadow
+        return Random(f"{self._seed}/shadow/{self._count}").random() < share
 
     def _rate_of(self, side: Side, endpoint: Endpoint) -> float | None:
         """Return the tokens per second that a side writes; None: not known."""

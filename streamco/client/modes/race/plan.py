@@ -37,12 +37,14 @@ from streamco.client.modes.race.quality_gate import facts_of
 from streamco.client.modes.race.server_checks import ServerChecks
 from streamco.client.modes.race.shadows import Shadow, Shadows
 from streamco.client.modes.race.ways import AskedWay
+from streamco.client.observers.base import ObservedAnswer
 from streamco.client.request_facts import takes_long
 from streamco.config import fixed_rate
 from streamco.core.race.gate import GatePlan
 from streamco.core.race.machine import Fatal, OnFailure, RaceMachine, RacePlan
 from streamco.core.race.migration import MigrationPlan
-from streamco.endpoints.base import Endpoint, Kind
+from streamco.endpoints.base import Endpoint, Kind, Request
+from streamco.endpoints.network.http_errors import tells_trouble
 from streamco.errors import ConfigError
 from streamco.lazy_numpy import is_numpy_loaded, load_numpy
 from streamco.policies.eligibility import RequestFacts
@@ -275,7 +277,7 @@ class PreparedRace(Prepared[RaceDriver]):
             record=dispatched,
             on_over=record,
             log=log.steps(partial(log_step, log)),
-            on_open=observed.open,
+            on_open=partial(self._open, observed),
             watch=watch,
         )
         active.add(driver)
@@ -288,6 +290,11 @@ class PreparedRace(Prepared[RaceDriver]):
                 question = self._checks.identify(endpoints.endpoints[name], settings.degradations)
                 question.add_done_callback(partial(_tell, ref(driver), name))
         return driver
+
+    def _open(self, observed: ObservedAnswer, name: str, endpoint: object, request: Request) -> Request:
+        """Return the request that an endpoint gets; one that writes an answer which nobody reads stops that."""
+        self._shadows.make_way(name)
+        return observed.open(name, endpoint, request)
 
     def note(self, driver: RaceDriver) -> None:
         """Add what happened other than asked to the answer's notes."""
@@ -409,6 +416,8 @@ class PreparedRace(Prepared[RaceDriver]):
         settings, grader, asked = self.asked.settings, self._dispatcher.grader, self.asked
         if grader is None or not dispatched.may_shadow or machine.error is not None or machine.dropped or not settings.endpoints.is_open:
             return None
+        if grader.options.judge is None and machine.finish_reason != "stop":
+            return None  # one that was cut off has no end to be compared
         names = [each.source for each in dispatched.attempts if each.source != dispatched.device]
         if not names or any(machine.attempts[name].opened is not None for name in names if name in machine.attempts):
             return None  # its prompt was read already, and would be a second time
@@ -433,10 +442,19 @@ class PreparedRace(Prepared[RaceDriver]):
 
     def _begin(self, shadow: Shadow, facts: AnswerFacts) -> None:
         """Ask for a shadow answer; ``facts``: what is known of the device's."""
-        grader, totals = self._dispatcher.grader, self.asked.settings.totals
+        grader, settings, name = self._dispatcher.grader, self.asked.settings, shadow.server.name
+        watch = self._states.watch(shadow.prompt_tokens)
+        watch.opened(name)
 
         def ended(shadow: Shadow) -> None:
-            totals.record_shadow(shadow.report())
+            settings.totals.record_shadow(shadow.report())
+            if shadow.error is not None:
+                watch.failed(name, shadow.error)
+                if tells_trouble(shadow.error):
+                    settings.degradations.record_failure([], shadow.error, endpoint=name, instead="no answer waited for it")
+            elif shadow.has_begun:
+                watch.answered(name)
+            watch.close()
             if grader is not None and shadow.good is not None:
                 grader.learned.observe(facts, shadow.good)
 

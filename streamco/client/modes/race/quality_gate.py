@@ -43,7 +43,8 @@ class QualityGate(Struct, frozen=True, kw_only=True):
         shadow: share of the answers written by the device alone beside which a server writes one, too, afterwards and within the budget.
             It is compared with the device's, and the score learns from that as from a rating. 0: none.
         judge: compares both answers: a function of ``streamco.types.ShadowPair`` that returns True if the device's is as good, False, or
-            None if it can't say. None: answers of up to 16 tokens are compared word for word, and no longer ones.
+            None if it can't say. It must not block the event loop; a coroutine function has a minute. None: answers of up to 16 tokens are
+            compared word for word, and no longer ones.
 
     Raises:
         ConfigError: a setting out of range, or a score without a method of that name.
@@ -287,10 +288,10 @@ def facts_of(dispatched: DispatchRecord, machine: RaceMachine, tokens: int) -> A
     )
 
 
-def why_alone(plan: Plan, reservation: Reservation, server: Endpoint | None, resting: Mapping[str, str]) -> str:
+def why_alone(plan: Plan, reservation: Reservation, part: Reservation | None, server: Endpoint | None, resting: Mapping[str, str]) -> str:
     """Return why a server must not be asked because of a low score, as a clause; "": it may."""
     if server is None:
         return "there is no server"
-    if plan.constrained == "server" and not reservation.is_allowed:
+    if plan.constrained == "server" and not (reservation.is_allowed and part is not None and part.is_allowed):
         return "the budget is spent"
     return f"{server.name} rests, because {resting[server.name]}" if server.name in resting else ""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import unicodedata
 from collections.abc import Callable
+from contextlib import suppress
 from inspect import isawaitable
 
 from msgspec import Struct
@@ -26,13 +28,19 @@ from streamco.policies.quality import MAX_TOKENS, Judge, ShadowPair
 __all__ = ["Shadow", "Shadows", "agree"]
 
 _MOST_CHARACTERS = 1 << 16  # of an answer that nobody reads
-_WORD = re.compile(r"\w+")
+_JUDGES = 60.0  # seconds that a judge has
+_MARKS = re.compile(r"[\s.,;:!?\"'`()\[\]{}*_\u2018-\u201f\u00ab\u00bb\u2026\u3001\u3002]+")  # spaces and punctuation; no signs
+_IN_NUMBER = re.compile(r"(?<=\d)[.,:](?=\d)")
 
 
 def agree(first: str, second: str) -> bool:
-    """Return True if two short answers are the same but for case, spaces and punctuation; those without a word, but for spaces."""
-    one, other = (_WORD.findall(text.casefold()) for text in (first, second))
+    """Return True if two short answers are the same but for case, spaces and punctuation; in numbers and formulas all signs count."""
+    one, other = (_MARKS.sub(" ", _IN_NUMBER.sub("\u2024", _folded(text))).strip() for text in (first, second))
     return one == other if one or other else first.split() == second.split()
+
+
+def _folded(text: str) -> str:
+    return unicodedata.normalize("NFC", text).casefold()
 
 
 class Shadow(Struct, kw_only=True):
@@ -50,6 +58,8 @@ class Shadow(Struct, kw_only=True):
         usage: its own count; None: it sent none.
         good: the device's answer was as good; None: not known.
         why_not: why that isn't known, as a clause; "": it is, or not yet.
+        error: that of the server; None: it has not failed.
+        has_begun: something came of the server.
         has_ended: nothing more comes.
     """
 
@@ -64,6 +74,8 @@ class Shadow(Struct, kw_only=True):
     usage: CompletionUsage | None = None
     good: bool | None = None
     why_not: str = ""
+    error: EndpointError | None = None
+    has_begun: bool = False
     has_ended: bool = False
 
     @property
@@ -73,7 +85,7 @@ class Shadow(Struct, kw_only=True):
 
     def report(self) -> ShadowReport:
         """Return the figures so far."""
-        prompt, made, cached = self.prompt_tokens, self.made, 0
+        prompt, made, cached = self.prompt_tokens * self.has_begun, self.made, 0
         if self.usage is not None:
             details = self.usage.prompt_tokens_details
             prompt, made = self.usage.prompt_tokens, self.usage.completion_tokens
@@ -90,55 +102,77 @@ class Shadow(Struct, kw_only=True):
         )
 
     async def run(self) -> None:
-        """Ask the server, read its answer to the end and compare it."""
+        """Ask the server, read its answer to the end and compare it. A defect of the server's or of the judge's ends it, too."""
         try:
             other = await self._read(self.server.open(self.request))
             if other is not None:
                 self.good = await self._compare(other)
-                self.why_not = "" if self.good is not None else self.why_not or "its judge didn't say"
         except EndpointError as error:
-            self.why_not = f"the server failed ({describe_error(error)})"
+            self.error, self.why_not = error, f"the server failed ({describe_error(error)})"
         except asyncio.CancelledError:
-            self.why_not = "the client was closed"
+            self.why_not = self.why_not or "the client was closed"
             raise
+        except Exception as error:  # noqa: BLE001  its text may quote anything
+            self.why_not = f"the server failed ({type(error).__name__})"
         finally:
             self.has_ended = True
 
     async def _read(self, stream: EndpointStream) -> str | None:
         """Return the server's whole answer; None: it can't be compared."""
         text: list[str] = []
-        length = 0
+        tokens = length = 0
+        reason: str | None = None
         try:
             while isinstance(event := await stream.receive(), TokensReceived):
+                self.has_begun = True
                 self.made += event.tokens
-                deltas = [choice.delta for chunk in event.chunks for choice in chunk.choices[:1]]
-                if any(delta.tool_calls or delta.function_call or delta.refusal or delta.audio for delta in deltas):
+                choices = [choice for chunk in event.chunks for choice in chunk.choices[:1]]
+                if any(each.delta.tool_calls or each.delta.function_call or each.delta.refusal or each.delta.audio for each in choices):
                     self.why_not = "the server's answer isn't text"
-                text += [delta.content or "" for delta in deltas]
-                length += len(text[-1]) if deltas else 0
+                    return None
+                content = "".join(each.delta.content or "" for each in choices)
+                reason = next((each.finish_reason for each in choices if each.finish_reason), reason)
+                text.append(content)
+                tokens += event.tokens if content else 0
+                length += len(content)
                 if length > _MOST_CHARACTERS:
                     self.why_not = f"the server's answer has more than {_MOST_CHARACTERS} characters"
                     return None
+                if self.judge is None and tokens > MAX_TOKENS:
+                    self.why_not = f"the server's answer has more than {MAX_TOKENS} tokens"
+                    return None
             if isinstance(event, StreamEnded):
-                self.usage = event.usage
-            if self.judge is None and self.made > MAX_TOKENS and not self.why_not:
-                self.why_not = f"the server's answer has more than {MAX_TOKENS} tokens"
-            return None if self.why_not else "".join(text)
+                self.usage, reason, self.has_begun = event.usage, reason or event.finish_reason, True
         finally:
-            await stream.cancel()
+            with suppress(Exception):  # what was read stays; an endpoint that can't even stop is none of the reader's
+                await stream.cancel()
+        if not "".join(text).strip():
+            self.why_not = "the server's answer has no text"
+            return None
+        if self.judge is None and reason not in {"stop", None}:
+            self.why_not = "the server's answer was cut off"
+            return None
+        return "".join(text)
 
     async def _compare(self, other: str) -> bool | None:
         if self.judge is None:
             return agree(self.text, other)
         pair = ShadowPair(messages=self.request.messages or (), prompt=self.request.prompt, device=self.text, server=other)
         try:
-            found = self.judge(pair)
-            said: object = await found if isawaitable(found) else found
+            async with asyncio.timeout(_JUDGES):
+                found = self.judge(pair)
+                said: object = await found if isawaitable(found) else found
+        except TimeoutError:
+            self.why_not = f"its judge took longer than {_JUDGES:.0f} s"
+            return None
         except Exception as error:  # noqa: BLE001  the caller's, and its text may quote anything
             self.why_not = f"its judge raised {type(error).__name__}"
             return None
-        if said is not None and not isinstance(said, bool):
-            self.why_not = f"its judge returned {type(said).__name__}, not True, False or None"
+        if said is None:
+            self.why_not = "its judge didn't say"
+            return None
+        if not isinstance(said, bool):
+            self.why_not = f"its judge returned {type(said).__module__}.{type(said).__name__}, not True, False or None"
             return None
         return said
 
@@ -147,14 +181,15 @@ class _Running(LoopState):
     """The shadow answers under way on one event loop."""
 
     def __init__(self) -> None:
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks: dict[asyncio.Task[None], Shadow] = {}
 
     async def aclose(self) -> None:
         """See ``LoopState``."""
-        for task in self.tasks:
+        tasks = list(self.tasks)
+        for task in tasks:
             task.cancel()
-        if self.tasks:
-            await asyncio.wait(self.tasks)
+        if tasks:
+            await asyncio.wait(tasks)
 
 
 class Shadows:
@@ -168,6 +203,14 @@ class Shadows:
         """Return True if a server may be asked now. It isn't while it writes another answer, which some would break off."""
         return not self._is_closed and not getattr(server, "is_answering", False) and not self._running.get().tasks
 
+    def make_way(self, server: str) -> None:
+        """End the shadow answer of a server that is asked for an answer now: it may have one place alone."""
+        if not self._is_closed and (running := self._running.current) is not None:
+            for task, shadow in list(running.tasks.items()):
+                if shadow.server.name == server and not task.done():
+                    shadow.why_not = "another answer needs the server"
+                    task.cancel()
+
     def begin(self, shadow: Shadow, log: AnswerLog, ended: Callable[[Shadow], None]) -> None:
         """Ask for a shadow answer in the background; ``ended`` is called when nothing more comes of it."""
 
@@ -176,12 +219,13 @@ class Shadows:
                 await shadow.run()
             finally:
                 ended(shadow)
-                log.debug(f"shadow answer of {shadow.server.name}: {shadow.why_not or ('as good' if shadow.good else 'not as good')}")
+                said = {True: "as good", False: "not as good", None: shadow.why_not}[shadow.good]
+                log.debug(f"shadow answer of {shadow.server.name}: {said}")
 
         tasks = self._running.get().tasks
         task = asyncio.create_task(run(), name=f"streamco shadow answer of {shadow.server.name}")
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        tasks[task] = shadow
+        task.add_done_callback(lambda done: tasks.pop(done, None))
 
     async def aclose(self) -> None:
         """End all; idempotent."""

@@ -59,6 +59,7 @@ class _Starts:
         self._endpoint = endpoint
         self._starting = LoopBound(_Starting, owner="client")
         self._rests_until = 0.0
+        self._is_closed = False
 
     async def start(self) -> None:
         """Start it, once at a time."""
@@ -70,7 +71,7 @@ class _Starts:
     def try_again(self) -> None:
         """Start it again in the background, if the last try was a while ago."""
         starting = self._starting.get()
-        if monotonic() >= self._rests_until and (starting.task is None or starting.task.done()):
+        if not self._is_closed and monotonic() >= self._rests_until and (starting.task is None or starting.task.done()):
             starting.task = asyncio.create_task(self._start(), name=f"streamco start {self._endpoint.name}")
 
     async def _start(self) -> None:
@@ -79,9 +80,12 @@ class _Starts:
             self.problem = ""
         except (EndpointError, VerifierError) as error:
             self.problem, self._rests_until = str(error), monotonic() + _REST
+        except Exception as error:  # noqa: BLE001  a defect is said, and tried again later
+            self.problem, self._rests_until = f"{type(error).__name__}: {error}", monotonic() + _REST
 
     async def aclose(self) -> None:
         """Close the model; idempotent."""
+        self._is_closed = True
         await self._starting.aclose()
         await self._endpoint.aclose()
 
