@@ -312,8 +312,8 @@ class Dispatcher:
         is_counted = plan.constrained == "server" and (is_graded or may_shadow)
         is_exempt = (is_one_sided and not is_counted) or (kept_out is None and not both)
         is_wanted = not is_exempt and decision.wait(plan.constrained) is not None
-        may_ask = is_graded and not is_exempt and not is_wanted and plan.constrained == "server"
-        part = None if self.grader is None else self.grader.account.reserve(length, wanted=may_ask)
+        would_ask = is_graded and not is_exempt and not is_wanted and plan.constrained == "server"
+        part = None if self.grader is None else self.grader.account.reserve(length, wanted=would_ask)
         may_ask = part is not None and part.is_allowed
         takes_share = is_spent and plan.constrained == "server"
         reservation = self._steering.reserve(length, wanted=is_wanted or may_ask or takes_share, on_credit=is_late)
@@ -349,7 +349,7 @@ class Dispatcher:
                 facts,
                 device,
                 plan,
-                why_alone(plan, reservation, part, server, resting),
+                why_alone(plan, reservation, server, resting, may_ask=may_ask or not would_ask),
                 min_score=None if way is None else way.min_score,
             )
             if self.grader and is_graded

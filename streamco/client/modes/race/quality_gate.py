@@ -288,10 +288,10 @@ def facts_of(dispatched: DispatchRecord, machine: RaceMachine, tokens: int) -> A
     )
 
 
-def why_alone(plan: Plan, reservation: Reservation, part: Reservation | None, server: Endpoint | None, resting: Mapping[str, str]) -> str:
-    """Return why a server must not be asked because of a low score, as a clause; "": it may."""
+def why_alone(plan: Plan, reservation: Reservation, server: Endpoint | None, resting: Mapping[str, str], *, may_ask: bool) -> str:
+    """Return why a server must not be asked because of a low score, as a clause; "": it may. ``may_ask``: the gate's part isn't spent."""
     if server is None:
         return "there is no server"
-    if plan.constrained == "server" and not (reservation.is_allowed and part is not None and part.is_allowed):
+    if plan.constrained == "server" and not (reservation.is_allowed and may_ask):
         return "the budget is spent"
     return f"{server.name} rests, because {resting[server.name]}" if server.name in resting else ""
