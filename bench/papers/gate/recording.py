@@ -80,7 +80,8 @@ def read_answers(path: Path = RECORDED) -> list[Answer]:
 def package(answers: Sequence[Answer], path: Path = RECORDED) -> int:
     """Add answers to the packaged ones, with the words of their prompts; return how many there are now."""
     found = {(each.task, each.question): each for each in (*read_answers(path), *answers)}
-    texts = {(question.task, question.id): question.text for question in questions_in_turns(MIX)}
+    is_whole = all(each.words for each in found.values())
+    texts = {} if is_whole else {(question.task, question.id): question.text for question in questions_in_turns(MIX)}
     whole = [replace(each, words=each.words or _words(texts[key])) for key, each in sorted(found.items())]
     lines = b"".join(msgspec.json.encode(each) + b"\n" for each in whole)
     path.write_bytes(gzip.compress(lines, mtime=0))
