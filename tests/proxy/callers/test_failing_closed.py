@@ -218,9 +218,7 @@ async def test_a_server_without_a_known_price_is_refused_at_the_start(path: Path
 async def test_answers_that_no_budget_would_pay_are_refused_at_the_start(path: Path) -> None:
     mode = Race(quality=QualityGate(shadow=0.1))
     async with Client(device(), paid(name="first"), mode=mode) as client:
-        with pytest.raises(
-            ConfigError, match=r"quality gate: shadow: expected 0 beside callers, .* got 0\.1"
-        ):
+        with pytest.raises(ConfigError, match=r"quality gate: shadow: expected 0 beside callers, .* got 0\.1"):
             make_app(client, ProxyOptions(callers=path))
 
 
