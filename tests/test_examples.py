@@ -62,6 +62,7 @@ PRINTS = {
     ],
     "speech_bot": [r"^ *\d+\.\d\d s: \w", r"^\d+ tokens$"],
     "two_servers": [r"^ Here at once\.$", r"^two won: one first, two after half a second$"],
+    "weights": [r"^money counts: 4 by the device$", r"^quality counts: 4 by the server$", r"^  server <  .* 0\.70 "],
     "web_chat": [r'^data: "\w+"$', r"^1 left: \d{1,2} of 500 tokens were made$"],
 }
 

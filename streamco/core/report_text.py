@@ -75,10 +75,12 @@ def plan_section(plan: AnswerPlan) -> Section:
     rows: list[tuple[str, ...]] = []
     for way in plan.ways:
         if not way.obstacle:
-            rate, quality = (f"{each:.{digits}f}" if each is not None else "-" for each, digits in ((way.rate, 1), (way.quality, 2)))
+            rate = "-" if way.rate is None else f"{way.rate:.1f}"
+            quality = "-" if way.quality is None or way.is_unknown else f"{way.quality:.2f}"
+            cost = "-" if way.is_unknown else format_usd(way.dollars)
             weighed = "-" if way.cost is None else f"{way.cost:.3g}"
             name = f"{way.name} <" if way.name == plan.way else way.name
-            rows.append((name, format_seconds(way.first_word), rate, format_usd(way.dollars), format_joules(way.joules), quality, weighed))
+            rows.append((name, format_seconds(way.first_word), rate, cost, format_joules(way.joules), quality, weighed))
     rows += [(f"{way.name}: {way.obstacle}",) for way in plan.ways if way.obstacle]
     rows.append((f"{plan.way}: {plan.reason}",))
     return Section(f"ways to make an answer of about {plan.tokens:.0f} tokens", heads, rows)

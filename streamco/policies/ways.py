@@ -99,7 +99,7 @@ class Way(Struct, frozen=True, kw_only=True):
         spends: prompt tokens that the side under the budget is expected to read.
         obstacle: why it isn't open, as a clause; "": it is.
         measured: what its forecast is made from: answers at "device" and "server", or of its own.
-        is_unknown: not even who will write the answer is known, and so what it costs.
+        is_unknown: not even who will write the answer is known, and so what it costs. Its quality is the best that it may have.
         cost: weighted; None: not known, or not open.
     """
 

@@ -154,9 +154,9 @@ def cross_fitted(answers: Sequence[Answer], rows: Floats, gains: Floats, penalty
     return _held_out([fold_of(each.task, each.question) for each in answers], rows, gains, penalty)
 
 
-def left_out(answers: Sequence[Answer], rows: Floats, gains: Floats) -> Floats:
+def left_out(answers: Sequence[Answer], rows: Floats, gains: Floats, penalty: float = _RIDGE) -> Floats:
     """Return scores of which each was fitted on the other tasks."""
-    return _held_out([each.task for each in answers], rows, gains, _RIDGE)
+    return _held_out([each.task for each in answers], rows, gains, penalty)
 
 
 def _held_out(groups: Sequence[int] | Sequence[str], rows: Floats, gains: Floats, penalty: float) -> Floats:
