@@ -14,7 +14,7 @@ from streamco import Client, QualityGate, Race
 from streamco.client.modes.race.shadows import agree
 from streamco.endpoints.base import TokenPrices
 from streamco.endpoints.device import DeviceEndpoint
-from streamco.errors import ConfigError, EndpointConnectError
+from streamco.errors import ConfigError, EndpointConnectError, EndpointStatusError
 from streamco.openai_types import CompletionUsage
 from streamco.policies.quality import LearnedScore
 from streamco.reports import Report, ShadowReport
@@ -208,6 +208,15 @@ async def test_a_server_that_fails_costs_the_reader_nothing_and_rests() -> None:
         assert report.ending == "complete"
         for _ in range(5):
             assert (await answered(client)).report.shadow is None
+        assert len(there.streams) == 1
+        assert [each.endpoint for each in client.degraded] == ["server"]
+
+
+async def test_a_server_that_refuses_is_not_asked_again_for_a_while() -> None:
+    there = server([(0.0, EndpointStatusError("no such model", status=404))], prices=PRICES)
+    async with opened(local(), there, mode=mode(), budget=0.9) as client:
+        for _ in range(4):
+            await answered(client)
         assert len(there.streams) == 1
         assert [each.endpoint for each in client.degraded] == ["server"]
 

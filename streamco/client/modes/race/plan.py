@@ -45,7 +45,7 @@ from streamco.core.race.machine import Fatal, OnFailure, RaceMachine, RacePlan
 from streamco.core.race.migration import MigrationPlan
 from streamco.endpoints.base import Endpoint, Kind, Request
 from streamco.endpoints.network.http_errors import tells_trouble
-from streamco.errors import ConfigError
+from streamco.errors import ConfigError, EndpointStatusError, is_refusal
 from streamco.lazy_numpy import is_numpy_loaded, load_numpy
 from streamco.policies.eligibility import RequestFacts
 from streamco.policies.quality import AnswerFacts
@@ -450,7 +450,7 @@ class PreparedRace(Prepared[RaceDriver]):
             settings.totals.record_shadow(shadow.report())
             if shadow.error is not None:
                 watch.failed(name, shadow.error)
-                if tells_trouble(shadow.error):
+                if tells_trouble(shadow.error) or (isinstance(shadow.error, EndpointStatusError) and is_refusal(shadow.error)):
                     settings.degradations.record_failure([], shadow.error, endpoint=name, instead="no answer waited for it")
             elif shadow.has_begun:
                 watch.answered(name)
