@@ -344,6 +344,18 @@ def test_a_device_that_goes_first_is_graded_by_weights(probability: float, tmp_p
     assert {report.winner for report in found[1:]} == {"device" if probability > 0.5 else "server"}
 
 
+def test_a_gate_that_may_ask_no_server_is_no_way(tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    profile.write_bytes(Profile(ratings=ratings(200, 0.5)).to_json())
+    engine = DeviceEndpoint(FakeEngine("".join(f"d{place} " for place in range(40)), probability=0.2), name="device")
+    mode = Auto(Race(policy="device-first"), time=1e-6, quality=1e-4)
+    found = play((engine, remote(0.3)), mode, 60, profile=profile, budget=0.1)
+    gated = [report for report in found if plan_of(report).way == "gated race"]
+    assert gated
+    assert {report.winner for report in gated} == {"server"}
+    assert not any(report.notes for report in gated)
+
+
 def test_a_gate_counts_that_readers_wait_only_so_long(tmp_path: Path) -> None:
     profile = tmp_path / "profile.json"
     profile.write_bytes(Profile(ratings=ratings(200, 0.5)).to_json())

@@ -103,17 +103,13 @@ class RaceWays(NamedTuple):
         way = race_way(name, forecast, device, server, gate)
         measured = (asked.name,) if asked.name in _SIDES else tuple(self.kinds)
         spends = self._spends(decision, forecast)
-        is_closed = (spends > 0.0 or (asked.name == GATED and self._has_budget)) and self._is_full(asked.name)
+        may_spend = spends > 0.0 or (asked.name == GATED and self.constrained == "server")
+        is_closed = may_spend and self._is_full(asked.name)
         return replace(way, measured=measured, spends=spends, obstacle=_SPENT if is_closed else ""), asked
-
-    @property
-    def _has_budget(self) -> bool:
-        """True if the budget counts the answer."""
-        return self.eligibility.device and self.eligibility.server and self.only is None
 
     def _spends(self, decision: Decision, forecast: RaceForecast | None) -> float:
         """Return the prompt tokens that the side under the budget is expected to read; 0 if the budget doesn't count the answer."""
-        if not self._has_budget:
+        if not (self.eligibility.device and self.eligibility.server and self.only is None):
             return 0.0
         if forecast is None:
             return self.prompt_tokens * (decision.wait(self.constrained) is not None)
