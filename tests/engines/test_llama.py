@@ -461,10 +461,12 @@ def test_the_log_says_how_long_a_model_took_to_load(
     assert caplog.messages == [f"{engine.info.name}: loaded in 1.50 s, ready after 2.00 s"]
 
 
-def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_names_the_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STREAMCO_LLAMA_LIBRARY", raising=False)
     monkeypatch.setattr("streamco.engines.llamacpp.library._library", None)
+    monkeypatch.setattr("streamco.engines.llamacpp.library.find_prebuilt", lambda: None)
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    with pytest.raises(EngineError, match=r"pip install 'streamco\[llama\]'"):
+    with pytest.raises(EngineError, match=r"pip install 'streamco\[prebuilt\]' .* pip install 'streamco\[llama\]'"):
         LlamaEngine("model.gguf")
 
 

@@ -88,7 +88,7 @@ def serve_xllamacpp(model: str) -> None:
     params = xllamacpp.CommonParams()
     params.model.path = model
     params.model_alias = {"smollm2"}
-    params.hostnames = ["127.0.0.1"]
+    params.hostname = "127.0.0.1"
     params.port = 0
     params.n_ctx = 1024
     params.n_parallel = 2

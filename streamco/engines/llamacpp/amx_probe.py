@@ -11,20 +11,26 @@ these kernels know are named one by one (``tiled_weights``), so none goes to AMX
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from streamco.engines.llamacpp.cache_dir import CPUINFO, cache_folder, machine_key, write_whole
+from streamco.engines.llamacpp.binding import Binding
+from streamco.engines.llamacpp.cache_dir import CPUINFO, machine_key
 from streamco.engines.llamacpp.gguf import tensor_types
 from streamco.engines.llamacpp.library import extra_buffer, load_library
+from streamco.engines.llamacpp.trials import Run, outcome
+from streamco.errors import EngineError
 
-__all__ = ["Repacking", "advertises_amx", "allows_repacking", "allows_tiles", "choose_repacking", "lacks_tiles", "tiled_weights"]
+__all__ = [
+    "Repacking",
+    "advertises_amx",
+    "allows_repacking",
+    "allows_tiles",
+    "check_decoding",
+    "choose_repacking",
+    "lacks_tiles",
+    "tiled_weights",
+]
 
 Repacking = bool | Literal["tiles"]
 """Which kernels may have weights in another order: all, none, or all but those of AMX."""
@@ -32,9 +38,7 @@ Repacking = bool | Literal["tiles"]
 TILES = "CPU_REPACK"  # the buffer type of weights for tiles of rows
 _Q4_0 = 2
 _TILED = frozenset({_Q4_0, 12})  # ggml types: Q4_0 and Q4_K; no x86 kernel repacks Q8_0, Q4_1, Q5 or Q6
-CHILD_TIMEOUT = 120.0  # seconds; loading is mostly reading the file
-
-Run = Callable[[Sequence[str]], int | None]
+CHILD = "streamco.engines.llamacpp.trial_child"
 
 
 def advertises_amx(cpuinfo: Path = CPUINFO) -> bool:
@@ -54,13 +58,13 @@ def allows_repacking(path: Path, library: Any, *, cpuinfo: Path = CPUINFO, run: 
 
     Args:
         path: the model's file.
-        library: the module ``llama_cpp``.
+        library: llama.cpp.
         cpuinfo: the file in which the kernel describes the CPU.
         run: runs a command and returns its exit status (negative: killed by that signal; None: it didn't end in time).
     """
     if not advertises_amx(cpuinfo):
         return True
-    return _try_once(machine_key(path, library, cpuinfo=cpuinfo), [str(path)], run)
+    return outcome(machine_key(path, library, cpuinfo=cpuinfo), [CHILD, str(path)], run) == "works"
 
 
 def allows_tiles(path: Path, library: Any, *, cpuinfo: Path = CPUINFO, run: Run | None = None) -> bool:
@@ -71,7 +75,7 @@ def allows_tiles(path: Path, library: Any, *, cpuinfo: Path = CPUINFO, run: Run 
     """
     if not tiled_weights(path, library) or extra_buffer(library, TILES) is None:
         return False
-    return _try_once(machine_key(path, library, "tiles", cpuinfo=cpuinfo), [str(path), "tiles"], run)
+    return outcome(machine_key(path, library, "tiles", cpuinfo=cpuinfo), [CHILD, str(path), "tiles"], run) == "works"
 
 
 def choose_repacking(path: Path, library: Any) -> Repacking:
@@ -79,6 +83,22 @@ def choose_repacking(path: Path, library: Any) -> Repacking:
     if allows_repacking(path, library):
         return True
     return "tiles" if allows_tiles(path, library) else False
+
+
+def check_decoding(path: Path, library: Any, repack: Repacking) -> None:
+    """Check that a library that wasn't compiled on this machine decodes this model; one that doesn't may end the process.
+
+    Raises:
+        EngineError: a child process died of it.
+    """
+    if not isinstance(library, Binding):
+        return
+    layout = "tiles" if repack == "tiles" else "repacked" if repack else "plain"
+    if outcome(machine_key(path, library, "decode", layout), [CHILD, str(path), layout]) == "dies":
+        raise EngineError(
+            f"model {path}: expected a llama.cpp that decodes it on this processor, got {library.__version__}, of which a process "
+            "died that tried; pip install 'streamco[llama]' compiles one, for which it needs a C++ compiler"
+        )
 
 
 def tiled_weights(path: Path, library: Any) -> list[str]:
@@ -92,40 +112,3 @@ def lacks_tiles(path: Path) -> bool:
     library = load_library()
     types = [kind for name, kind in tensor_types(path, library).items() if name.startswith("blk.") and kind > 1]
     return extra_buffer(library, TILES) is not None and types.count(_Q4_0) < len(types) / 2
-
-
-def _try_once(key: str, arguments: list[str], run: Run | None) -> bool:
-    """Return the answer of this key in the cache, else the child's."""
-    known = _read_answer(key)
-    if known is not None:
-        return known
-    if not sys.executable or getattr(sys, "frozen", False):
-        return False  # an application bundle: running its executable would not start Python
-    status = (run or _run)([sys.executable, "-m", "streamco.engines.llamacpp.amx_child", *arguments])
-    if status is not None and (status == 0 or status < 0):
-        _write_answer(key, allowed=status == 0)
-    return status == 0
-
-
-def _run(command: Sequence[str]) -> int | None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folder for folder in sys.path if folder) or "."}
-    try:
-        done = subprocess.run(  # noqa: S603  # this Python, this module
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHILD_TIMEOUT, check=False
-        )
-    except (subprocess.TimeoutExpired, OSError):
-        return None
-    return done.returncode
-
-
-def _read_answer(key: str) -> bool | None:
-    try:
-        allowed = json.loads((cache_folder("amx") / f"{key}.json").read_bytes())["allowed"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # never probed, or unreadable: probe again
-    return bool(allowed)
-
-
-def _write_answer(key: str, *, allowed: bool) -> None:
-    with suppress(OSError):  # no home or a full disk: the next process probes again
-        write_whole(cache_folder("amx") / f"{key}.json", json.dumps({"allowed": allowed}).encode())

@@ -64,7 +64,7 @@ class AttentionTap:
     """Reads the attention of a context's rows; belongs to the context's thread.
 
     Args:
-        library: the module ``llama_cpp``.
+        library: llama.cpp.
         layers: layers to read, counted from 0; at least one.
     """
 
@@ -80,7 +80,7 @@ class AttentionTap:
 
     def attach(self, library: Any, parameters: Any) -> None:
         """Put the tap into the parameters of a context that is about to be made; it must outlive the context."""
-        parameters.cb_eval = ctypes.cast(self._tap.callback, library.llama_cpp.ggml_backend_sched_eval_callback)
+        parameters.cb_eval = ctypes.cast(self._tap.callback, type(parameters.cb_eval))
         parameters.cb_eval_user_data = self._tap.state
         parameters.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
 

@@ -38,15 +38,16 @@ def machine_key(model: Path, library: Any, *further: object, cpuinfo: Path = CPU
 
     Args:
         model: the model's file.
-        library: the module ``llama_cpp``.
+        library: llama.cpp.
         further: what else it depends on, as JSON has it.
         cpuinfo: the file in which the kernel describes the CPU.
 
     Raises:
         OSError: the model's file can't be found.
     """
-    package = Path(library.__file__).parent
-    builds = [(item.name, item.stat().st_size, item.stat().st_mtime_ns) for item in sorted((package / "lib").glob("*ggml*"))]
+    own = Path(library.__file__)
+    parts = [own, *sorted((own.parent / "lib").glob("*ggml*"))]
+    builds = [(item.name, item.stat().st_size, item.stat().st_mtime_ns) for item in parts if item.is_file()]
     file = model.resolve()
     machine = (_cpu(cpuinfo), platform.node(), platform.release(), library.__version__, builds)
     return hashlib.sha256(json.dumps((*machine, str(file), file.stat().st_size, *further)).encode()).hexdigest()[:32]

@@ -118,7 +118,7 @@ def tensor_types(path: Path, library: Any) -> dict[str, int]:
 
     Args:
         path: the GGUF file.
-        library: the module ``llama_cpp``.
+        library: llama.cpp.
     """
 
     def function(name: str, returned: Any, *taken: Any) -> Any:

@@ -53,7 +53,7 @@ class MaskTokenizer:
     """A model's vocabulary as llguidance reads it. It takes 0.5 s for 49,152 tokens, so it is made once for a model, when needed.
 
     Args:
-        library: the module ``llama_cpp``.
+        library: llama.cpp.
         handle: llama.cpp's handle of the vocabulary, which must outlive the object.
         model: the model that it belongs to.
     """

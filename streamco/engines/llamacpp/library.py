@@ -1,4 +1,7 @@
-"""llama-cpp-python: imported when the first model is loaded, its logging silenced and its threads' spinning shortened.
+"""llama.cpp: loaded with the first model, its logging silenced and its threads' spinning shortened.
+
+It is the library that ``STREAMCO_LLAMA_LIBRARY`` names, else the one of llama-cpp-python, which is compiled for this machine, else a
+prebuilt one (``prebuilt``).
 
 llama.cpp logs through one process-wide callback. llama-cpp-python sets one in Python, which prints on stderr and takes the GIL from the
 engine's thread. Here it is replaced by a C function that does nothing, except while a model is loaded. Then the errors are collected,
@@ -17,12 +20,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from streamco.engines.llamacpp.binding import Binding
+from streamco.engines.llamacpp.prebuilt import find_prebuilt, open_named, open_prebuilt
 from streamco.errors import EngineError
 
 __all__ = ["collected_errors", "extra_buffer", "library_address", "load_library", "native_function"]
 
+VARIABLE = "STREAMCO_LLAMA_LIBRARY"
 _lock = threading.Lock()
 _library: Any = None
 _SPINS = {"GOMP_SPINCOUNT": "3000"}  # spins of libgomp, some 20 to 70 ns each; libgomp reads this when it is loaded
@@ -43,13 +50,18 @@ def library_address(library: Any, name: str) -> int:
         EngineError: this build doesn't export it.
     """
     try:
-        function = getattr(library.llama_cpp._lib, name)  # includes the libraries it depends on
+        function = getattr(_handle(library), name)  # includes the libraries it depends on
     except AttributeError:
         try:
             function = getattr(ctypes.CDLL("ggml-base.dll" if sys.platform == "win32" else "libggml-base.so"), name)
         except (OSError, AttributeError) as exc:
             raise EngineError(f"llama.cpp: expected a library that exports {name}, got {exc}") from exc
     return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def _handle(library: Any) -> ctypes.CDLL:
+    handle: ctypes.CDLL = library.handle if isinstance(library, Binding) else library.llama_cpp._lib
+    return handle
 
 
 def extra_buffer(library: Any, name: str) -> int | None:
@@ -79,26 +91,41 @@ def extra_buffer(library: Any, name: str) -> int | None:
 
 
 def load_library() -> Any:
-    """Return the module ``llama_cpp``, its backend initialised and its logging silenced.
+    """Return llama.cpp's functions, its backend initialised and its logging silenced: the module ``llama_cpp``, or a ``Binding``.
 
     Raises:
-        EngineError: llama-cpp-python is not installed, or its shared library does not load.
+        EngineError: there is no library, or it must not be trusted; see ``open_prebuilt`` and ``open_named``.
     """
     global _library  # noqa: PLW0603  # one llama.cpp a process
     with _lock:
         if _library is None:
-            try:
-                with _short_spins():
-                    import llama_cpp
-            except (ImportError, OSError, RuntimeError) as exc:
-                raise EngineError(
-                    f"device model: expected llama-cpp-python, got {exc}; pip install 'streamco[llama]' compiles it, for which it needs "
-                    "a C++ compiler; the URL of a server that runs on this machine can be the device without one"
-                ) from exc
-            _silence(llama_cpp)
-            llama_cpp.llama_backend_init()
-            _library = llama_cpp
+            with _short_spins():
+                found = _open(os.environ.get(VARIABLE, ""))
+            _silence(found)
+            found.llama_backend_init()
+            _library = found
     return _library
+
+
+def _open(wanted: str) -> Any:
+    """Return the library that the variable names: "" (any), "compiled", "prebuilt" or a path."""
+    if wanted == "prebuilt":
+        return open_prebuilt()
+    if wanted not in {"", "compiled"}:
+        return open_named(Path(wanted).expanduser())
+    try:
+        import llama_cpp
+    except ImportError as exc:
+        if not wanted and find_prebuilt() is not None:
+            return open_prebuilt()
+        raise EngineError(
+            f"device model: expected llama.cpp, got {exc}; pip install 'streamco[prebuilt]' brings a compiled one, pip install "
+            "'streamco[llama]' compiles one for this processor, which takes minutes and a C++ compiler; the URL of a server that runs on "
+            "this machine can be the device without either"
+        ) from exc
+    except (OSError, RuntimeError) as exc:
+        raise EngineError(f"device model: expected a llama-cpp-python that loads, got {exc}") from exc
+    return llama_cpp
 
 
 @contextmanager

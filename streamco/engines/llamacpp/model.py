@@ -14,7 +14,7 @@ from typing import Any
 
 from streamco.engines.base import ModelInfo
 from streamco.engines.chat_template import ChatTemplate
-from streamco.engines.llamacpp.amx_probe import TILES, Repacking, choose_repacking, tiled_weights
+from streamco.engines.llamacpp.amx_probe import TILES, Repacking, check_decoding, choose_repacking, tiled_weights
 from streamco.engines.llamacpp.control_tokens import ControlTokens
 from streamco.engines.llamacpp.gguf import content_mark
 from streamco.engines.llamacpp.grammar import MaskTokenizer, TokenGrammar
@@ -60,6 +60,8 @@ class LlamaModel:
         self.library: Any = load_library()
         check_file(path)
         self.repacking: Repacking = choose_repacking(path, self.library) if repack is None else repack
+        if repack is None:
+            check_decoding(path, self.library, self.repacking)
         self.handle = load_weights(self.library, path, repack=self.repacking, on_progress=on_progress)
         self._closed_as = ""
         self._changed = threading.Condition()  # around _readers, and the handle when it is taken away
@@ -284,7 +286,7 @@ def load_weights(library: Any, path: Path, *, repack: Repacking, on_progress: Ca
     """Return llama.cpp's handle of a model.
 
     Args:
-        library: the module ``llama_cpp``.
+        library: llama.cpp.
         path: the GGUF file.
         repack: see ``LlamaModel``.
         on_progress: see ``LlamaModel``.

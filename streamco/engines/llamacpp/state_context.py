@@ -149,7 +149,7 @@ class StateContext:
         self._tap = NodeTap(
             library_address(library, "ggml_get_name"), library_address(library, "ggml_backend_tensor_get"), b"cache_k_l0 ", names
         )
-        parameters.cb_eval = ctypes.cast(self._tap.callback, library.llama_cpp.ggml_backend_sched_eval_callback)
+        parameters.cb_eval = ctypes.cast(self._tap.callback, type(parameters.cb_eval))
         parameters.cb_eval_user_data = self._tap.state
         self.abort = AbortFlag()
         self._handle = library.llama_init_from_model(model.handle, parameters)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from streamco.engines.llamacpp import amx_probe as probe
+from streamco.engines.llamacpp import trials
 from streamco.engines.llamacpp.amx_probe import advertises_amx, allows_repacking, allows_tiles, choose_repacking, lacks_tiles, tiled_weights
 
 PLAIN = "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu sse2 avx512f\n\nprocessor\t: 1\n"
@@ -70,7 +71,7 @@ def test_the_childs_end_is_the_answer_and_it_is_remembered(model: Path, library:
     child = Child(status)
     for _ in range(3):
         assert allows_repacking(model, library, cpuinfo=cpu(tmp_path, AMX), run=child) is allowed
-    assert child.commands == [[sys.executable, "-m", "streamco.engines.llamacpp.amx_child", str(model)]]
+    assert child.commands == [[sys.executable, "-m", "streamco.engines.llamacpp.trial_child", str(model)]]
 
 
 @pytest.mark.parametrize("status", [1, None])
@@ -111,10 +112,10 @@ def test_a_cache_that_cannot_be_written_only_costs_the_memory(
     assert len(child.commands) == 2
 
 
-def test_a_child_killed_by_a_signal_shows_as_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_killed_by_a_signal_shows_as_its_number() -> None:
     command = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"]
-    assert probe._run(command) == -11
-    assert probe._run([sys.executable, "-c", "import streamco.errors"]) == 0
+    assert trials._run(command) == -11
+    assert trials._run([sys.executable, "-c", "import streamco.errors"]) == 0
 
 
 def test_a_child_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +123,7 @@ def test_a_child_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
         raise subprocess.TimeoutExpired("python", options["timeout"])
 
     monkeypatch.setattr(subprocess, "run", hang)
-    assert probe._run(["python"]) is None
+    assert trials._run(["python"]) is None
 
 
 Q4_0, Q8_0 = 2, 8
@@ -154,7 +155,7 @@ def test_tiles_are_tried_in_a_child_of_their_own(model: Path, library: Any, amx:
     child = Child(status)
     for _ in range(2):
         assert allows_tiles(model, library, cpuinfo=amx, run=child) is allowed
-    assert child.commands == [[sys.executable, "-m", "streamco.engines.llamacpp.amx_child", str(model), "tiles"]]
+    assert child.commands == [[sys.executable, "-m", "streamco.engines.llamacpp.trial_child", str(model), "tiles"]]
 
 
 def test_without_weights_or_kernels_for_tiles_nothing_is_tried(

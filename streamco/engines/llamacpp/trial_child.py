@@ -1,7 +1,7 @@
-"""The child process of the AMX probe: loads a model with repacked weights and decodes several tokens at once.
+"""A child process that loads a model and decodes several tokens at once, because that may end the process.
 
-``amx_probe`` runs it as ``python -m streamco.engines.llamacpp.amx_child MODEL [tiles]``; exit status 0 means that these kernels work. A
-CPU that advertises AMX and does not grant it kills this process and not its parent.
+``python -m streamco.engines.llamacpp.trial_child MODEL [tiles | plain]``; exit status 0 means that it works. A CPU that advertises AMX and
+does not grant it kills this process, and not its parent; so does a library that is called with structs of another layout.
 """
 
 from __future__ import annotations
@@ -9,12 +9,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from streamco.engines.llamacpp.amx_probe import Repacking
 
 __all__ = ["main"]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Load the model with repacking, decode several tokens at once, and return the exit status."""
+    """Load the model, decode several tokens at once, and return the exit status."""
     from streamco.engines.llamacpp.context import LlamaContext
     from streamco.engines.llamacpp.model import LlamaModel
 
@@ -22,7 +26,8 @@ def main(arguments: Sequence[str]) -> int:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is an expected answer: keep no core file
-    model = LlamaModel(Path(arguments[0]), repack="tiles" if "tiles" in arguments[1:] else True)
+    repack: Repacking = "tiles" if "tiles" in arguments[1:] else "plain" not in arguments[1:]
+    model = LlamaModel(Path(arguments[0]), repack=repack)
     context = LlamaContext(model, cells=256, sequences=1, rows=16, threads=1)
     for position in range(16):
         context.add(position + 1, position, 0, wants_logits=position == 15)

@@ -1,4 +1,4 @@
-"""The child of the AMX probe: a real model decodes several tokens with repacked weights, or the child dies."""
+"""The child that tries a model: a real model decodes several tokens with repacked weights, or the child dies."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from streamco.engines.llama import LlamaEngine
-from streamco.engines.llamacpp import amx_probe as probe
-from streamco.engines.llamacpp.amx_child import main
+from streamco.engines.llamacpp import trials
 from streamco.engines.llamacpp.amx_probe import Repacking, advertises_amx, allows_repacking, allows_tiles
 from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.llamacpp.gguf import derived
 from streamco.engines.llamacpp.model import LlamaModel
+from streamco.engines.llamacpp.trial_child import main
 
 
 @pytest.mark.model
 def test_the_childs_part_decodes_several_tokens(engine: LlamaEngine) -> None:
-    status = probe._run([sys.executable, "-m", "streamco.engines.llamacpp.amx_child", str(engine.path)])
+    status = trials._run([sys.executable, "-m", "streamco.engines.llamacpp.trial_child", str(engine.path)])
     assert status is not None
     if allows_repacking(engine.path, engine._model.library):
         assert status == 0
