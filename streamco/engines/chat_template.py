@@ -56,7 +56,7 @@ class ChatTemplate:
         try:
             from streamco.engines.llamacpp.template_sandbox import BoundedEnvironment, Bounds, TemplateBoundError
         except ImportError as exc:
-            raise EngineError(f"chat template: expected jinja2 (pip install 'streamco[llama]'), got {exc}") from exc
+            raise EngineError(f"chat template: expected jinja2 (pip install 'streamco[prebuilt]'), got {exc}") from exc
         if len(source) > MAX_SOURCE:
             raise EngineError(f"chat template: expected at most {MAX_SOURCE} characters, got {len(source)}")
         self._environment = environment = BoundedEnvironment({"tojson": _to_json})

