@@ -1,17 +1,17 @@
 """``streamco demo``: both sides on one machine, with no key and no download.
 
 The server is ``streamco serve`` in a process of its own, with the packaged model and the measured latency of a real service. The device
-runs a smaller quantisation of the same model. Each has one thread, because they share two cores, as two machines would not.
+runs the same model, unless another one is named. Each has one thread, because they share two cores, as two machines would not.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -28,77 +28,50 @@ from streamco.cli.options import (
 )
 from streamco.cli.runtime import run_async, waiting
 from streamco.cli.serving import serve_until_stopped
-from streamco.cli.ui.answer import AnswerSettings, read_answer
+from streamco.cli.ui.answer import read_answer
 from streamco.cli.ui.control_characters import print_plain
-from streamco.cli.ui.slash_commands import pace_text
-from streamco.cli.ui.talk import answer_prompt, converse, is_interactive, make_view, migration_of
+from streamco.cli.ui.slash_commands import USUAL_PACE
+from streamco.cli.ui.talk import answer_prompt, converse, is_interactive, make_view, migration_of, settings_of
 from streamco.cli.ui.view import View
 from streamco.client.client import Client
 from streamco.client.modes.base import Mode
-from streamco.client.modes.race.migration import MigrationOptions
 from streamco.client.modes.race.mode import Race
 from streamco.client.modes.speculation.mode import Speculate
 from streamco.client.modes.speculation.verifier_binding import drafting_engine_options
 from streamco.core.report import Report
-from streamco.core.report_parts import EndpointReport, HandOver, SpeculationFigures
-from streamco.core.report_text import format_saving, format_seconds, format_usd
+from streamco.core.report_parts import SpeculationFigures
+from streamco.core.report_text import format_usd
 from streamco.endpoints.base import TokenPrices
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.engines.base import EngineOptions
 from streamco.errors import ConfigError
-from streamco.testing.server_process import running_server
+from streamco.testing.server_process import running_server, started_server
+
+if TYPE_CHECKING:
+    from streamco.cli.demo_story import Stage
 
 __all__ = ["add_arguments", "run"]
 
 DESCRIPTION = """\
-A server and a device on this machine: a server with the measured latency of a real one, and a smaller copy of its model on the device.
-Three prompts show which side answers when, and when an answer moves. On a terminal you can go on asking. With --page you ask in a browser.
+A server and a device on this machine: the server has the measured latency of a real one. In three scenes the same prompts go to the server
+alone and to both: the first word comes sooner, a killed server doesn't end the answer, and the bill keeps to a budget. On a terminal you
+can go on asking. With --page you ask in a browser.
 """
 LATENCY = "openai-gpt-3.5-turbo-0125"
 PRICES = TokenPrices(prompt=0.5e-6, completion=1.5e-6)  # OpenAI's list price of that model, US dollars per token
 STEP_TIMES = "llama2-70b-a100x2"  # step times that the server keeps to if it verifies
-DEVICE_KIND = "Q4_0"  # smaller ones repeat themselves with this model
-LATE_POLICY, LATE_BUDGET = "proportional-wait", 0.22  # the device starts late enough to lose, but it starts
-PROMPT_LENGTHS = (30, 35, 40, 45, 50, 60, 80, 120, 200, 400)  # tokens, equally likely: what the plan expects before the first prompt
+PROMPT_LENGTHS = (35, 35, 35, 35, 35, 40, 40, 95)  # tokens, equally likely: what the plan expects before the first prompt
+
+
+DRAFTED = ("What is photosynthesis? Two sentences.", "Give me three tips for better sleep.")  # prompts of --mode speculate
 
 
 class Models(Struct, frozen=True):
-    """The two models of the demo. ``device`` is None if it is derived from the server's."""
+    """The two models of the demo."""
 
-    device: Path | None
+    device: Path
     server: Path
-
-
-class UsualPace(float):
-    """A pace that no option gave; a split model is shown at its own speed then."""
-
-
-PACE = UsualPace(12.0)  # tokens/s: a brisk reader; fast enough not to bore, slow enough to see that nothing stutters
-
-
-class Scene(Struct, frozen=True):
-    """A prompt and what it shows. ``server_first``: the device lets the server start."""
-
-    title: str
-    prompt: str
-    server_first: bool = False
-    max_tokens: int = 60
-
-
-SCENES = (
-    Scene("a short prompt", "What is the capital of France?"),
-    Scene(
-        "a long prompt",
-        "Sum up this message in one sentence: Dear team, the move to the new building begins on Monday morning. Please pack your desk on"
-        " Friday afternoon, put a label with your name and your new room on every box, and leave your computer where it is: the technicians"
-        " will carry it over during the weekend. The parking lot behind the old building stays open until the end of the month. Keys are"
-        " handed out at the front desk from eight o'clock on. If something is missing on Monday, tell Maria in room 204.",
-    ),
-    Scene(
-        "a long answer",
-        "Write a long story about a young fox, an old lighthouse and the sea in winter, for reading aloud.",
-        server_first=True,
-        max_tokens=120,
-    ),
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--latency", default=LATENCY, metavar="PROFILE", help=f"times that the server keeps to ({LATENCY}); list names all profiles"
     )
-    parser.add_argument("--device", metavar="PATH", help="GGUF file of the device's model; without it a smaller copy of the server's")
+    parser.add_argument("--device", metavar="PATH", help="GGUF file of the device's model (the server's)")
     parser.add_argument("--server", metavar="PATH", help="GGUF file of the server's model (the packaged one)")
     parser.add_argument("--page", action="store_true", help="a chat for browsers on a free port of this machine, until Ctrl-C")
     parser.add_argument("--split", action="store_true", help="a model in three parts, the middle one at the server (docs/split.md)")
@@ -120,7 +93,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_answer_arguments(parser)
     add_prompt_arguments(parser)
     add_look_arguments(parser)
-    parser.set_defaults(policy="device-constrained", pace=PACE)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -144,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
         from streamco.cli.demo_split import check_split_arguments
 
         check_split_arguments(args, latency=LATENCY)
-        args.pace = None if isinstance(args.pace, UsualPace) else args.pace
+        args.pace = None if args.pace is USUAL_PACE else args.pace
     elif args.rtt_ms is not None:
         raise ConfigError(f"--rtt-ms: expected --split beside it, got {args.rtt_ms:g} alone")
     _models(args)  # a wrong path is an error before anything starts
@@ -172,15 +144,28 @@ async def _demo(args: argparse.Namespace) -> int:
 
         return await run_split_demo(args, make_view(args, {"split": "device"}, notes=sys.stdout if args.prompt is None else None))
     view = make_view(args, {"device": "device", "server": "server"}, notes=sys.stdout if args.prompt is None else None)
-    async with _client(args) as client:
-        if args.prompt is not None:
+    if args.prompt is not None:
+        async with _client(args) as client:
             return await answer_prompt(client, args, view)
-        _introduce(args, view)
-        code = await _play(client, args, view)
-        if code == 0 and is_interactive(args):
-            view.heading("now you: ask anything, /report tells all about an answer")
-            return await converse(client, args, view)
+    _introduce(args, view)
+    if args.mode == "speculate":
+        async with _client(args) as client:
+            code = await _play_drafts(client, args, view)
+            return await _go_on(client, args, view) if code == 0 else code
+    from streamco.cli.demo_story import play_story
+
+    code = await play_story(_stage(args), view)
+    if code or not is_interactive(args):
         return code
+    async with _client(args) as client:
+        return await _go_on(client, args, view)
+
+
+async def _go_on(client: Client, args: argparse.Namespace, view: View) -> int:
+    if not is_interactive(args):
+        return 0
+    view.heading("now you: ask anything, /report tells all about an answer")
+    return await converse(client, args, view)
 
 
 async def _serve_page(args: argparse.Namespace) -> int:
@@ -190,26 +175,22 @@ async def _serve_page(args: argparse.Namespace) -> int:
 
     async with _client(args) as client:
         print_plain("open the address below in a browser; Ctrl-C ends the demo", sys.stderr)
-        await serve_until_stopped(serving(client.with_options(pace=args.pace), ProxyOptions(page=True)), None)
+        await serve_until_stopped(serving(client.with_options(pace=settings_of(args).pace), ProxyOptions(page=True)), None)
     return 0
 
 
 def _introduce(args: argparse.Namespace, view: View) -> None:
     models = _models(args)
     name = "SmolLM2-135M" if args.server is None else models.server.stem
-    small = f"{name} as {DEVICE_KIND}" if models.device is None else models.device.stem
-    large = "the same model as Q4_1" if args.server is args.device is None else models.server.stem
+    small = "the same model" if models.device == models.server else models.device.stem
     view.legend(
         {
-            "device": f"{small} on this machine, one thread",
-            "server": f"{large} behind HTTP, one thread, timed like {_timed_like(args)}",
+            "server": f"{name} behind HTTP, in a process of its own, timed like {_timed_like(args)}",
+            "device": f"{small} in this process, one thread",
         }
     )
     if args.mode == "speculate":
         view.note(f"the device drafts, the server verifies {budget_of(args):.0%} of its drafts")
-    else:
-        view.note(f"policy {args.policy}: the {_spared(args.policy)} may read {budget_of(args):.0%} of all prompt tokens")
-    view.note(f"pace   {pace_text(args.pace)}, for text of both sides")
 
 
 def _models(args: argparse.Namespace) -> Models:
@@ -217,51 +198,74 @@ def _models(args: argparse.Namespace) -> Models:
 
     Raises:
         ConfigError: one of the files isn't there.
-        EngineError: the packaged model is needed and isn't installed.
+        EngineError: the packaged model is needed and isn't there.
     """
     from streamco.engines.llamacpp.bundled_model import packaged_model
 
-    device = None if args.device is None else model_file(args.device, "--device")
-    return Models(device, packaged_model() if args.server is None else model_file(args.server, "--server"))
-
-
-def _migration(args: argparse.Namespace) -> MigrationOptions:
-    """Return the migration options; unless the user says otherwise, the demo shows a move however good the device's model is."""
-    options = migration_of(args)
-    return options if options.min_quality is not None else replace(options, min_quality=0.0)
+    server = packaged_model() if args.server is None else model_file(args.server, "--server")
+    return Models(server if args.device is None else model_file(args.device, "--device"), server)
 
 
 def _timed_like(args: argparse.Namespace) -> str:
     return STEP_TIMES if args.mode == "speculate" else str(args.latency)
 
 
-def _spared(policy: str) -> str:
-    return "server" if policy == "server-constrained" else "device"
+def _stage(args: argparse.Namespace) -> Stage:
+    """Return what the scenes need."""
+    from streamco.cli.demo_story import Stage
+
+    models = _models(args)
+
+    @asynccontextmanager
+    async def connect(url: str, mode: Race, budget: float) -> AsyncIterator[Client]:
+        async with Client(_device(args, models), _server_at(url, models), budget=budget, mode=mode, profile=_prior(args.latency)) as client:
+            yield client
+
+    @asynccontextmanager
+    async def draft() -> AsyncIterator[tuple[str, Client]]:
+        own = argparse.Namespace(**{**vars(args), "mode": "speculate", "budget": None})
+        async with running_server(*_server_options(own, models)) as url:
+            client = Client(_device(own, models), _server_at(url, models), budget=1.0, mode=_mode(own), seed=args.seed)
+            async with client:
+                yield url, client
+
+    return Stage(
+        start_server=lambda: started_server(*_server_options(args, models)),
+        connect=connect,
+        draft=draft,
+        is_pair=models.device != models.server,
+        model=models.server.stem,
+        prices=PRICES,
+        settings=replace(settings_of(args), temperature=args.temperature or 0.0),
+    )
+
+
+def _server_options(args: argparse.Namespace, models: Models) -> tuple[str, ...]:
+    speculates = args.mode == "speculate"
+    timing = ("--step-times", STEP_TIMES) if speculates else ("--latency", args.latency, "--latency-seed", str(args.seed or 0))
+    return ("--model", str(models.server), "--port", "0", "--threads", "1", *timing)
+
+
+def _server_at(url: str, models: Models) -> OpenAIEndpoint:
+    return OpenAIEndpoint(models.server.stem, base_url=url, name="server", prices=PRICES)
+
+
+def _device(args: argparse.Namespace, models: Models) -> DeviceEndpoint:
+    engine = EngineOptions(threads=1)
+    options = drafting_engine_options(engine, budget_of(args)) if args.mode == "speculate" else engine
+    return DeviceEndpoint(models.device, options=options, name="device")
 
 
 @asynccontextmanager
 async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
     """Yield a client over both endpoints; everything it needs is started before and stopped at the end."""
-    from streamco.endpoints.device import DeviceEndpoint
-    from streamco.endpoints.openai import OpenAIEndpoint
-    from streamco.engines.base import EngineOptions
-    from streamco.engines.llamacpp.gguf import derived
-
-    speculates = args.mode == "speculate"
-    timing = ("--step-times", STEP_TIMES) if speculates else ("--latency", args.latency, "--latency-seed", str(args.seed or 0))
     models = _models(args)
     async with AsyncExitStack() as stack:
-        if (small := models.device) is None:
-            async with waiting(f"deriving the device's model ({DEVICE_KIND})"):
-                small = await asyncio.to_thread(derived, models.server, DEVICE_KIND)
         async with waiting("starting the server"):
-            url = await stack.enter_async_context(running_server("--model", str(models.server), "--port", "0", "--threads", "1", *timing))
-        engine = EngineOptions(threads=1)
-        device = DeviceEndpoint(small, options=drafting_engine_options(engine, budget_of(args)) if speculates else engine)
-        server = OpenAIEndpoint(models.server.stem, base_url=url, name="server", prices=PRICES)
+            url = await stack.enter_async_context(running_server(*_server_options(args, models)))
         client = Client(
-            device,
-            server,
+            _device(args, models),
+            _server_at(url, models),
             budget=budget_of(args),
             mode=_mode(args),
             profile=_prior(args.latency),
@@ -274,7 +278,7 @@ async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
 
 def _mode(args: argparse.Namespace) -> Mode:
     # the loser of a race runs to its first token, so that both times can be shown; and drafting is shown even on a busy machine
-    race = Race(policy=args.policy, migration=_migration(args), explore=1.0, quality=quality_of(args))
+    race = Race(policy=args.policy, migration=migration_of(args), explore=1.0, quality=quality_of(args))
     return Speculate(is_adaptive=False, otherwise=race) if args.mode == "speculate" else race
 
 
@@ -287,53 +291,18 @@ def _prior(latency: str) -> bytes:
     return Profile(name=latency, server_ttft=times, lengths=LengthDistribution.from_samples(PROMPT_LENGTHS)).to_json()
 
 
-async def _play(client: Client, args: argparse.Namespace, view: View) -> int:
-    """Answer the built-in prompts, show what happened, and return the exit code."""
-    for place, scene in enumerate(SCENES, 1):
-        view.heading(f"{place}. {scene.title}")
-        view.note(f"> {scene.prompt}")
-        asked = client
-        if scene.server_first and args.mode == "race":
-            view.note(f"(policy {LATE_POLICY}, the device may read {LATE_BUDGET:.0%} of all prompt tokens: the server has a head start)")
-            asked = client.with_options(mode=replace(client.race, policy=LATE_POLICY), budget=LATE_BUDGET)
-        settings = AnswerSettings(
-            pace=args.pace, max_tokens=args.max_tokens or scene.max_tokens, temperature=args.temperature or 0.0, seed=args.seed
-        )
-        system = [{"role": "system", "content": args.system}] if args.system else []
-        answer = await read_answer(asked, [*system, {"role": "user", "content": scene.prompt}], settings, view)
+async def _play_drafts(client: Client, args: argparse.Namespace, view: View) -> int:
+    """Answer prompts by drafts of the device, show what became of them, and return the exit code."""
+    settings = replace(settings_of(args), max_tokens=args.max_tokens or 60, temperature=args.temperature or 0.0)
+    system = [{"role": "system", "content": args.system}] if args.system else []
+    for prompt in DRAFTED:
+        view.heading(f"> {prompt}")
+        answer = await read_answer(client, [*system, {"role": "user", "content": prompt}], settings, view)
         if answer.ending:
             return answer.exit_code
-        if answer.report is not None:
-            view.note("\n".join(_explain(answer.report)))
-            if scene.server_first and args.mode == "race" and not answer.report.hand_overs:
-                view.note(f"  no hand-over this time: {_why_unmoved(answer.report, args)}")
+        if answer.report is not None and answer.report.speculation is not None:
+            view.note("\n".join(f"  {line}" for line in _explain_drafts(answer.report, answer.report.speculation)))
     return 0
-
-
-def _why_unmoved(report: Report, args: argparse.Namespace) -> str:
-    """Return the likeliest reason why the answer stayed where it began."""
-    if args.no_migration:
-        return "--no-migration forbids it"
-    if report.winner == "device":
-        return "the device had the first word, and it is the cheaper side"
-    if all(part.opened is None for part in report.endpoints if part.kind == "device"):
-        return "the server answered before the device had started, and the budget lets only a device that has started go on"
-    return "the answer was too short, or the device too slow on this machine, to save anything"
-
-
-def _explain(report: Report) -> list[str]:
-    """Return the course of an answer as plain lines."""
-    if report.speculation is not None:
-        return [f"  {line}" for line in _explain_drafts(report, report.speculation)]
-    waits = {"device": report.dispatch.device_wait, "server": report.dispatch.server_wait}
-    lines = ["plan: " + ", ".join(f"{name} {_when(wait)}" for name, wait in waits.items())]
-    lines += [_endpoint_line(part) for part in sorted(report.endpoints, key=lambda part: part.outcome != "won")]
-    lines += [_change_line(change) for change in report.hand_overs]
-    if report.tokens_per_second:
-        quality = report.quality
-        lines.append(f"pacing: {report.tokens_per_second:.1f} tokens/s, {quality.stalls} stalls, {quality.delayed_tokens} late tokens")
-    lines.append(f"cost: {format_usd(report.cost_usd)}; the server alone would have cost {format_usd(_server_alone(report))}")
-    return [f"  {line}" for line in lines]
 
 
 def _explain_drafts(report: Report, figures: SpeculationFigures) -> list[str]:
@@ -354,31 +323,6 @@ def _explain_drafts(report: Report, figures: SpeculationFigures) -> list[str]:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
-
-
-def _when(wait: float | None) -> str:
-    if wait is None:
-        return "only if the other fails"
-    return "at once" if wait < 0.005 else f"after {format_seconds(wait)} if nothing has come by then"
-
-
-def _endpoint_line(part: EndpointReport) -> str:
-    if part.opened is None:
-        return f"{part.name}: not asked, the other one was in time"
-    when = "at once" if part.opened < 0.005 else f"after {format_seconds(part.opened)}"
-    about = "~" if part.is_estimated else ""
-    if part.outcome == "read ahead":
-        return f"{part.name}: read prompt and answer ahead {when}, {about}{part.prompt_tokens} tokens"
-    first = f"first token {format_seconds(part.ttft)} later" if part.ttft is not None else "stopped before its first token"
-    verb = {"won": "done", "lost": "stopped", "failed": "failed", "took over": "went on, done"}[part.outcome]
-    return f"{part.name}: asked {when}, {first}; {verb} after {about}{part.completion_tokens} tokens"
-
-
-def _change_line(change: HandOver) -> str:
-    """Return why an answer moved, and what its reader saw of it."""
-    why = f"saved {format_saving(change.saved_usd)}" if change.is_planned else change.reason
-    seen = f"{change.buffered} tokens were in hand, and the reader waited for {change.delayed_tokens} tokens"
-    return f"hand-over: after token {change.position}, first token {format_seconds(change.pause)} later; {seen}; {why}"
 
 
 def _server_alone(report: Report) -> float | None:

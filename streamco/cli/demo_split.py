@@ -60,7 +60,7 @@ def check_split_arguments(args: argparse.Namespace, *, latency: str) -> None:
     for name, usual in (
         ("mode", "race"),
         ("budget", None),
-        ("policy", "device-constrained"),
+        ("policy", "auto"),
         ("no_migration", False),
         ("min_quality", None),
         ("latency", latency),

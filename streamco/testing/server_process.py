@@ -18,7 +18,7 @@ from typing import BinaryIO
 from streamco.endpoints.network.peer_timeout import PeerTimeout
 from streamco.errors import EndpointConnectError
 
-__all__ = ["running_server"]
+__all__ = ["ServerProcess", "running_server", "started_server"]
 
 CHILD = "streamco.cli.child_server"
 READY = b"listening on "
@@ -27,12 +27,40 @@ STOP_LIMIT = 5.0  # seconds between asking and killing
 LOG_TAIL = 2000  # characters of the child's log in an error
 
 
+class ServerProcess:
+    """A running server.
+
+    Attributes:
+        url: its base URL.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, url: str) -> None:
+        self._process = process
+        self.url = url
+
+    def kill(self) -> None:
+        """Kill it at once, as if its machine had gone; what it was writing is cut off."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+
 @asynccontextmanager
 async def running_server(*options: str) -> AsyncIterator[str]:
     """Run ``streamco serve`` with these options inside the block, and yield its base URL.
 
     Raises:
         EndpointConnectError: the server ended, or did not listen in two minutes; the text holds the end of its log.
+    """
+    async with started_server(*options) as server:
+        yield server.url
+
+
+@asynccontextmanager
+async def started_server(*options: str) -> AsyncIterator[ServerProcess]:
+    """Run ``streamco serve`` as ``running_server`` does, and yield an object that can also kill it.
+
+    Raises:
+        EndpointConnectError: as ``running_server``.
     """
     with tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
@@ -44,7 +72,7 @@ async def running_server(*options: str) -> AsyncIterator[str]:
             start_new_session=True,
         )
         try:
-            yield f"{await _address(process, log)}/v1"
+            yield ServerProcess(process, f"{await _address(process, log)}/v1")
         finally:
             await _stop(process)
 

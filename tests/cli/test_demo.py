@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -14,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from streamco.cli.demo import PRICES, SCENES, _change_line, _endpoint_line, _explain, _migration, _why_unmoved, add_arguments
+from streamco.cli.demo import PRICES, _explain_drafts
 from streamco.cli.main import main
-from streamco.core.report_parts import EndpointReport, HandOver, Outcome
 from tests.cli.terminal import ROOT, terminal
 from tests.core.test_report_text import FIGURES, make_report
 from tests.support.pair import pair_model
@@ -75,7 +73,7 @@ def test_one_prompt_as_json_is_the_text_and_the_whole_report(mark: str) -> None:
     assert report["winner"] in {"device", "server"}
     assert report["tokens"] <= 12
     assert report["cost_usd"] >= 0
-    assert report["dispatch"]["policy"] == "device-constrained"
+    assert report["dispatch"]["policy"] == "server-constrained"
     assert servers(mark) == []
 
 
@@ -101,10 +99,10 @@ def test_the_device_drafts_for_the_cloud_where_that_is_asked_for(mark: str) -> N
 
 def test_drafts_are_explained_in_plain_lines() -> None:
     report = make_report(speculation=FIGURES)
-    lines = _explain(report)
-    assert lines[0] == "  tokens: 36 accepted, 8 corrected, 4 after drafts accepted whole, 30 not verified"
+    lines = _explain_drafts(report, FIGURES)
+    assert lines[0] == "tokens: 36 accepted, 8 corrected, 4 after drafts accepted whole, 30 not verified"
     assert lines[1].endswith("in 50% of them the next draft was there with the verdict")
-    assert lines[2] == "  the server's own answer: no; it computed 60 tokens for 132 of the answer"
+    assert lines[2] == "the server's own answer: no; it computed 60 tokens for 132 of the answer"
 
 
 @pytest.mark.long
@@ -150,42 +148,41 @@ def test_what_has_no_effect_on_a_page_is_refused_beside_it(words: tuple[str, ...
 
 
 @pytest.mark.model
-def test_without_a_prompt_the_built_in_ones_show_both_sides_and_explain_it() -> None:
+def test_without_a_prompt_the_scenes_are_shown_and_summed_up(mark: str) -> None:
     done = subprocess.run(
-        [sys.executable, *DEMO, "--pace", "off", "--max-tokens", "16"],
-        text=True,
-        capture_output=True,
-        cwd=ROOT,
-        timeout=150,
-        check=False,
-        stdin=subprocess.DEVNULL,
+        [sys.executable, *DEMO], text=True, capture_output=True, cwd=ROOT, timeout=150, check=False, stdin=subprocess.DEVNULL
     )
     assert done.returncode == 0, done.stderr
-    text = done.stdout
-    for scene in SCENES:
-        assert scene.title in text
-    for words in (
-        "device  SmolLM2-135M",
-        "server  the same model",
-        "plan: device at once, server at once",
-        "the server alone would have cost $",
-    ):
-        assert words in text
-    assert "answered · first token" in text
-    assert "\x1b" not in text
+    scenes = (
+        "server  SmolLM2-135M",
+        "device  the same model",
+        "1. The same prompt",
+        "2. The server is killed",
+        "3. A budget",
+        "What you saw",
+    )
+    places = [done.stdout.index(words) for words in scenes]
+    assert places == sorted(places)
+    assert done.stdout.count("streamco: first word after") == 2
+    assert re.search(r"first word +[0-9.]+ s with streamco, [0-9.]+ s from the server alone", done.stdout)
+    assert re.search(r"failures +1 survived", done.stdout)
+    assert re.search(r"money +\$[0-9.]+ for 8 answers, \$[0-9.]+ from the server alone", done.stdout)
+    assert "\x1b" not in done.stdout
+    assert servers(mark) == []
 
 
 @pytest.mark.pair
-def test_other_models_are_named_and_answer() -> None:
-    words = ["--device", str(pair_model("0.5B")), "--server", str(pair_model("1.5B")), "--pace", "off", "--max-tokens", "8"]
+def test_two_models_are_named_and_the_gate_and_drafts_are_shown_too() -> None:
+    words = ["--device", str(pair_model("0.5B")), "--server", str(pair_model("1.5B"))]
     done = subprocess.run(
-        [sys.executable, *DEMO, *words], text=True, capture_output=True, cwd=ROOT, timeout=150, check=False, stdin=subprocess.DEVNULL
+        [sys.executable, *DEMO, *words], text=True, capture_output=True, cwd=ROOT, timeout=170, check=False, stdin=subprocess.DEVNULL
     )
     assert done.returncode == 0, done.stderr
-    assert "device  Qwen2.5-Coder-0.5B-Instruct.Q4_K_M on this machine" in done.stdout
+    assert "device  Qwen2.5-Coder-0.5B-Instruct.Q4_K_M in this process" in done.stdout
     assert "server  Qwen2.5-Coder-1.5B-Instruct.Q4_K_M behind HTTP" in done.stdout
-    assert "The capital of France is Paris." in done.stdout
-    assert "deriving" not in done.stderr
+    assert "4. A quality gate" in done.stdout
+    assert "the device was " in done.stdout
+    assert re.search(r"drafts +whole answer after [0-9.]+ s, [0-9.]+ s from the server alone", done.stdout)
 
 
 @pytest.mark.parametrize("name", ["--device", "--server"])
@@ -217,18 +214,18 @@ def test_ctrl_c_at_any_time_leaves_no_server_behind(mark: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.model
-def test_on_a_terminal_the_chat_opens_after_the_built_in_prompts() -> None:
-    with terminal(
-        *DEMO, "--pace", "off", "--max-tokens", "8", width=200, env={"XDG_STATE_HOME": os.environ.get("TMPDIR", "/tmp")}
-    ) as driven:
-        driven.expect("1. a short prompt", limit=60)
-        driven.expect("2. a long prompt", limit=60)
+def test_on_a_terminal_answers_stand_side_by_side_and_the_chat_opens_afterwards() -> None:
+    with terminal(*DEMO, width=120, height=40, env={"XDG_STATE_HOME": os.environ.get("TMPDIR", "/tmp")}) as driven:
+        driven.expect("1. The same prompt", limit=60)
+        driven.expect("alone: first word after", limit=60)
+        driven.expect("2. The server is killed", limit=60)
+        driven.expect("Left, the answer ends after", limit=60)
+        driven.expect("What you saw", limit=60)
         driven.expect("now you: ask anything", limit=60)
         driven.expect("Ctrl-D quits")
-        driven.expect("policy device-constrained")
         driven.type("Hello!\r")
-        driven.expect("answered · first token", limit=60)
-        driven.expect("policy device-constrained")
+        driven.expect("first token", limit=60)
+        driven.expect("answered · ", limit=60)
         driven.type("\x04")
         assert driven.wait() == 0
 
@@ -247,29 +244,6 @@ def test_wrong_usage_is_told_before_anything_starts(words: tuple[str, ...], code
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("outcome", "words"),
-    [
-        ("won", "device: asked after 900 ms, first token 95 ms later; done after 88 tokens"),
-        ("lost", "stopped after 88 tokens"),
-        ("failed", "failed after 88 tokens"),
-        ("took over", "went on, done after 88 tokens"),
-        ("read ahead", "device: read prompt and answer ahead after 900 ms, 54 tokens"),
-    ],
-)
-def test_each_part_in_an_answer_is_told_in_a_line(outcome: Outcome, words: str) -> None:
-    part = EndpointReport(name="device", kind="device", outcome=outcome, opened=0.9, ttft=0.095, prompt_tokens=54, completion_tokens=88)
-    assert words in _endpoint_line(part)
-
-
-def test_a_hand_over_is_told_with_its_reason() -> None:
-    change = HandOver(source="server", target="device", position=12, at=1.5, reason="cheaper", is_planned=True, buffered=8, pause=0.095)
-    assert _change_line(change).startswith("hand-over: after token 12, first token 95 ms later; 8 tokens were in hand")
-    assert _change_line(change).endswith("saved unknown")
-    failed = HandOver(source="server", target="device", position=12, at=1.5, reason="EndpointTimeoutError")
-    assert _change_line(failed).endswith("waited for 0 tokens; EndpointTimeoutError")
-
-
 def test_the_latency_profiles_are_listed() -> None:
     done = subprocess.run([sys.executable, *DEMO, "--latency", "list"], text=True, capture_output=True, cwd=ROOT, timeout=60, check=True)
     assert "openai-gpt-3.5-turbo-0125" in done.stdout.split("\n")
@@ -277,20 +251,3 @@ def test_the_latency_profiles_are_listed() -> None:
 
 def test_the_price_is_that_of_the_model_whose_times_are_replayed() -> None:
     assert (PRICES.prompt, PRICES.completion) == (0.5e-6, 1.5e-6)
-
-
-def test_the_demos_answers_move_whatever_the_models_quality_unless_the_user_says_otherwise() -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    assert _migration(parser.parse_args([])).min_quality == 0.0
-    assert _migration(parser.parse_args(["--min-quality", "90%"])).min_quality == 0.9
-
-
-def test_an_answer_that_does_not_move_says_why() -> None:
-    moves, stays = argparse.Namespace(no_migration=False), argparse.Namespace(no_migration=True)
-    idle = EndpointReport(name="device", kind="device", outcome="not started")
-    late = EndpointReport(name="device", kind="device", outcome="lost", opened=0.7)
-    assert _why_unmoved(make_report(), stays) == "--no-migration forbids it"
-    assert "the device had the first word" in _why_unmoved(make_report(), moves)
-    assert "before the device had started" in _why_unmoved(make_report(winner="server", endpoints=[idle]), moves)
-    assert "too short" in _why_unmoved(make_report(winner="server", endpoints=[late]), moves)

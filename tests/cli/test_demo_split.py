@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import subprocess
@@ -11,7 +10,6 @@ import sys
 import pytest
 from msgspec import structs
 
-from streamco.cli.demo import UsualPace, add_arguments
 from streamco.cli.demo_split import PROMPTS, comparison, emulation_text, verdict_text
 from streamco.cli.main import main
 from streamco.cli.ui.answer import ShownAnswer
@@ -71,14 +69,6 @@ def test_what_is_emulated_is_said() -> None:
 def test_a_round_trip_is_for_a_split_model_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--rtt-ms", "10"]) != 0
     assert "--rtt-ms: expected --split beside it, got 10 alone" in capsys.readouterr().err
-
-
-def test_a_split_model_is_shown_at_its_own_speed_unless_a_pace_is_given() -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    assert isinstance(parser.parse_args([]).pace, UsualPace)
-    assert parser.parse_args([]).pace == 12.0
-    assert not isinstance(parser.parse_args(["--pace", "12"]).pace, UsualPace)
 
 
 @pytest.mark.parametrize(

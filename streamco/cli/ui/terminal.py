@@ -52,7 +52,7 @@ class TerminalView:
 
     def __init__(self, console: Console, theme: Theme, kinds: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
         self.console = console
-        self._theme = theme
+        self.theme = theme
         self._kinds = kinds
         self._clock = clock
         self._report: Callable[[], Report | None] = lambda: None
@@ -62,7 +62,7 @@ class TerminalView:
         self._reset()
 
     def _reset(self) -> None:
-        self._renderer = AnswerRenderer(self.console, self._theme)
+        self._renderer = AnswerRenderer(self.console, self.theme)
         self._region = Region(self.console.width)
         self._width = self.console.width
         self._done: list[Row] = []
@@ -121,20 +121,20 @@ class TerminalView:
         return self._one_row(self._tinted(line))
 
     def _tinted(self, line: str) -> Text:
-        text = Text(printable(line), style=self._theme.quiet)
+        text = Text(printable(line), style=self.theme.quiet)
         for name, kind in self._kinds.items():
-            text.highlight_words([name], style=f"not dim {self._theme.tint(kind)}")
+            text.highlight_words([name], style=f"not dim {self.theme.tint(kind)}")
         return text
 
     def _notice(self, text: str) -> Text:
-        return Text(" ".join(text.split()), style=self._theme.notice)
+        return Text(" ".join(text.split()), style=self.theme.notice)
 
     def _print_notices(self) -> None:
         notices, self._notices = self._notices, []
         if notices:
             self.console.print()
         for text in notices:
-            self.console.print(Text(text, style=self._theme.notice))
+            self.console.print(Text(text, style=self.theme.notice))
 
     @property
     def _line_width(self) -> int:
@@ -164,13 +164,13 @@ class TerminalView:
         self.console.print()
         width = max(map(len, endpoints), default=0)
         for name, what in endpoints.items():
-            tint = self._theme.tint(self._kinds.get(name, "")) or self._theme.title
-            self.console.print(Text.assemble((f"■ {name.ljust(width)}", tint), (f"  {printable(what)}", self._theme.quiet)))
+            tint = self.theme.tint(self._kinds.get(name, "")) or self.theme.title
+            self.console.print(Text.assemble((f"■ {name.ljust(width)}", tint), (f"  {printable(what)}", self.theme.quiet)))
 
     def heading(self, text: str) -> None:
         """Print the text in bold."""
         self.console.print()
-        self.console.print(Text(printable(text), self._theme.title))
+        self.console.print(Text(printable(text), self.theme.title))
 
     def feed(self, token: Token) -> None:
         """Take a token; the drawing task shows it."""
@@ -188,16 +188,16 @@ class TerminalView:
             self.console.print(line)
             if note := note_line(report):
                 has_failed = any(part.error for part in report.endpoints)
-                self.console.print(Text(printable(note), style=self._theme.error if has_failed else self._theme.quiet))
+                self.console.print(Text(printable(note), style=self.theme.error if has_failed else self.theme.quiet))
             self.console.print()
 
     def note(self, text: str) -> None:
         """Print the text dimmed."""
-        self.console.print(Text(printable(text), style=self._theme.quiet))
+        self.console.print(Text(printable(text), style=self.theme.quiet))
 
     def error(self, text: str) -> None:
         """Print the text as an error."""
-        self.console.print(Text.assemble(("error: ", self._theme.error), printable(text)))
+        self.console.print(Text.assemble(("error: ", self.theme.error), printable(text)))
 
     def log(self, text: str) -> None:
         """Show a log record: under a running answer, and in full after it; at once if none is running."""
@@ -209,16 +209,16 @@ class TerminalView:
         """Print tables in columns."""
         for section in sections:
             self.console.print()
-            self.console.print(Text(section.title, style=self._theme.title))
+            self.console.print(Text(section.title, style=self.theme.title))
             self.console.print(self._table(section))
         self.console.print()
 
     def _table(self, section: Section) -> Table:
-        table = Table(box=None, show_header=bool(section.heads), header_style=self._theme.quiet, padding=(0, 1))
+        table = Table(box=None, show_header=bool(section.heads), header_style=self.theme.quiet, padding=(0, 1))
         for head in section.heads or ("", ""):
             table.add_column(head, overflow="fold")
         for row in section.rows:
             kind = self._kinds.get(row[0], "")
-            style = self._theme.tint(kind) if kind else self._theme.quiet
+            style = self.theme.tint(kind) if kind else self.theme.quiet
             table.add_row(*(Text(printable(cell), style if index == 0 else "") for index, cell in enumerate(row)))
         return table
