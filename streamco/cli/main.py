@@ -22,6 +22,7 @@ COMMANDS = {
     "chat": "talk to the model on this device and to a server at once",
     "completion": "print a script that completes this command in a shell",
     "demo": "see it work: device and server on this machine, no key, no download",
+    "doctor": "which parts run here, how fast the device's model is, and what would be faster",
     "models": "download, list and delete models",
     "proxy": "an OpenAI-compatible server in front of both sides",
     "serve": "an OpenAI-compatible server over one GGUF model",
