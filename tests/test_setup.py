@@ -86,10 +86,10 @@ def test_an_index_page_has_no_link_that_only_works_in_a_clone(sources: Path, tmp
         page = archive.read(next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))).decode()
     assert "Description-Content-Type: text/markdown" in page
     assert "# streamco" in page
-    assert "quickstart.py" in page
+    assert "two_servers.py" in page
     assert not re.findall(r"\]\((?!https?:|#)[^)]*\)", page)
     assert "](https://github.com/streamco/streamco/blob/main/docs/proxy.md)" in page
-    assert "](https://github.com/streamco/streamco/raw/main/docs/chat.png)" in page
+    assert "](https://github.com/streamco/streamco/raw/main/docs/demo.svg)" in page
 
 
 def test_an_unknown_way_to_build_is_refused(sources: Path) -> None:

@@ -44,8 +44,8 @@ def blocks(page: str) -> list[str]:
 
 
 def readme() -> str:
-    (block,) = [block for block in blocks("README.md") if "packaged_model()" in block and "print(" in block]
-    return QUIET_DEVICE + block
+    (block,) = [block for block in blocks("README.md") if "print(" in block]
+    return QUIET_DEVICE + block.replace('device="qwen2.5-1.5b.gguf"', "device=streamco.packaged_model()")
 
 
 def openai_page() -> str:
@@ -110,8 +110,6 @@ def test_each_piece_is_on_the_terminal_before_the_next_one_is_sent(program: obje
                 seen.set()
             assert shown.wait(PATIENCE) == 0, shown.raw
     assert server.order == [f"{what} {word}" for word in WORDS for what in ("sent", "seen")]
-    if program is readme:
-        assert re.search(r"\.\r?\n\r?\nanswer\r?\n", shown.raw), "the report begins on a line of its own"
 
 
 @pytest.mark.parametrize("path", [*PAGES, *EXAMPLES], ids=lambda path: path.name)
