@@ -26,6 +26,7 @@ from streamco.cli.options import (
     parse_weights,
     prices,
     quality_of,
+    take_prompt,
     whole_number,
 )
 from streamco.cli.runtime import run_async, waiting
@@ -52,8 +53,8 @@ VERIFIER, LOCAL, LOOKUP = "verifier", "local", "lookup"
 DESCRIPTION = """\
 Each prompt goes to a small model on this machine and to a server. The side with the first word answers, and the other is cancelled.
 If the other side is cheaper, it may finish the answer.
-On a terminal this is a conversation. With --prompt, or with text on stdin, which is one prompt then, the answer goes to stdout.
-With both, the text on stdin is sent before the prompt: cat main.py | streamco chat --prompt "explain".
+On a terminal this is a conversation. With a prompt, as in streamco chat "Why?", or with text on stdin, which is one prompt then, the
+answer goes to stdout. With both, the text on stdin is sent before the prompt: cat main.py | streamco chat "explain".
 """
 
 
@@ -121,6 +122,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         StreamcoError: the chat can't start.
     """
+    take_prompt(args)
     name_split_servers(args)
     check_options(args)
     if not args.lines and sys.stdin is not None and not sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""``streamco completion``: a script for bash, zsh or tcsh that completes commands, options, choices and file names."""
+"""``streamco completion``: a script for bash, zsh, fish or tcsh that completes commands, options, choices and file names."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from streamco.errors import ConfigError
 
 __all__ = ["add_arguments", "completion_script", "run"]
 
-SHELLS = ("bash", "zsh", "tcsh")
+SHELLS = ("bash", "zsh", "fish", "tcsh")
 DESCRIPTION = """\
 Prints a script that completes streamco's commands, options, choices and file names in your shell:
 
   bash   streamco completion bash > ~/.local/share/bash-completion/completions/streamco
   zsh    streamco completion zsh > DIR/_streamco, where DIR is in $fpath
+  fish   streamco completion fish > ~/.config/fish/completions/streamco.fish
   tcsh   streamco completion tcsh > ~/.streamco.tcsh; source it in ~/.tcshrc
 """
 PATHS = {"FILE", "FOLDER", "PATH"}  # metavars of options and arguments that take a file's name
@@ -48,5 +49,8 @@ def completion_script(shell: str) -> str:
         for action in command._actions:
             if action.metavar in PATHS:
                 setattr(action, "complete", shtab.FILE)  # noqa: B010 - shtab's own interface: an attribute that argparse doesn't know
-    script: str = shtab.complete(parser, shell=shell)
+    try:
+        script: str = shtab.complete(parser, shell=shell)
+    except NotImplementedError as exc:
+        raise ConfigError(f'completion: expected a version of the package shtab that knows {shell}, got {shtab.__version__}') from exc
     return script

@@ -25,6 +25,7 @@ from streamco.cli.options import (
     number,
     option,
     quality_of,
+    take_prompt,
 )
 from streamco.cli.runtime import run_async, waiting
 from streamco.cli.serving import serve_until_stopped
@@ -103,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from streamco.emulation.profiles import load_latency, packaged_names
 
+    take_prompt(args)
     if args.mode == "auto":
         raise ConfigError("--mode: expected race or speculate for the demo, got auto")
     if args.latency == "list":

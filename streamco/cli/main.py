@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module, metadata
 from pathlib import Path
@@ -66,6 +67,50 @@ class _Version(argparse.Action):
         parser.exit()
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says in a line what is wrong, and in another where the options are listed; what was misspelt gets a suggestion."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message, and leave with exit status 2."""
+        print_plain(f"{self.prog}: {message}\n{self.prog} --help lists what there is", sys.stderr)
+        self.exit(2)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:  # argparse has no public place for this
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(choice) for choice in action.choices]
+        hint = _suggestion(str(value), choices)
+        if isinstance(action.choices, Mapping):
+            self.error(f"unknown command {value}{hint}")
+        raise argparse.ArgumentError(action, f"expected {', '.join(choices[:-1])} or {choices[-1]}, got {str(value)!r}{hint}")
+
+
+def _suggestion(typed: str, known: Collection[str]) -> str:
+    """Return the question whether a known word was meant, with what goes before it; "" if none is near."""
+    near = difflib.get_close_matches(typed, known, n=1)
+    return f": did you mean {near[0]}?" if near else ""
+
+
+def _unknown_text(unknown: Sequence[str], parser: argparse.ArgumentParser) -> str:
+    """Return what is wrong with words that no parser took."""
+    options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+    if not options:
+        return f"expected nothing more, got {' '.join(map(repr, unknown))} (a text of several words needs quotation marks)"
+    known = _options_of(parser)
+    named = [f"unknown option {option}{_suggestion(option, known)}" for option in options]
+    return "; ".join(named)
+
+
+def _options_of(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the options that the help of a parser lists, and those of its actions."""
+    found: list[str] = []
+    for action in parser._actions:
+        found += action.option_strings if action.help != argparse.SUPPRESS else []
+        if isinstance(action.choices, Mapping):  # of actions such as `models get`
+            found += [option for each in action.choices.values() for option in _options_of(each)]
+    return found
+
+
 def _command_in(words: Sequence[str]) -> str:
     """Return the sub-command's name, or "" if there is none; only its module has to be imported to know the options."""
     return next((word for word in words if word in COMMANDS), "")
@@ -77,7 +122,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     command = commands.get(chosen)
     args, unknown = parser.parse_known_args(words)
     if unknown:
-        (command or parser).error(f"unrecognized arguments: {' '.join(unknown)}")
+        (command or parser).error(_unknown_text(unknown, command or parser))
     return args
 
 
@@ -86,7 +131,7 @@ def build_parser(with_options: Collection[str]) -> tuple[argparse.ArgumentParser
 
     Only the sub-commands in ``with_options`` know their options, because each of these has to be imported.
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="streamco",
         description="One streamed answer, made by a small model on this machine and a remote endpoint together.",
         epilog="streamco COMMAND --help lists the options of a command.",

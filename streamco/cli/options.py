@@ -31,6 +31,7 @@ __all__ = [
     "parse_weights",
     "prices",
     "quality_of",
+    "take_prompt",
     "whole_number",
 ]
 
@@ -43,8 +44,22 @@ T = TypeVar("T")
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options for one prompt instead of a conversation."""
     group = parser.add_argument_group("one prompt")
+    group.add_argument("text", nargs="?", metavar="PROMPT", help="answer this and leave; the same as --prompt")
     group.add_argument("--prompt", metavar="TEXT", help="answer this and leave; text on stdin, such as a file, is sent before it")
     group.add_argument("--json", action="store_true", help="with --prompt: print one JSON object, the text and the whole report, on stdout")
+
+
+def take_prompt(args: argparse.Namespace) -> None:
+    """Take a prompt that stands alone as ``--prompt``.
+
+    Raises:
+        ConfigError: both are given.
+    """
+    if args.text is None:
+        return
+    if args.prompt is not None:
+        raise ConfigError("prompt: expected it alone or after --prompt, got both")
+    args.prompt = args.text
 
 
 def add_conversation_arguments(parser: argparse.ArgumentParser) -> None:

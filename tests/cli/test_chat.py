@@ -342,6 +342,20 @@ def test_a_pipe_is_sent_before_the_prompt() -> None:
     assert (done.returncode, done.stdout) == (0, "You said 'print(1)\n\nexplain' in 1 messages.\n")
 
 
+def test_a_prompt_may_stand_alone() -> None:
+    assert run("hello").stdout == "You said 'hello' in 1 messages.\n"
+    assert run("explain", stdin="print(1)\n").stdout == "You said 'print(1)\n\nexplain' in 1 messages.\n"
+    both = run("one", "--prompt", "two")
+    assert (both.returncode, "prompt: expected it alone or after --prompt, got both" in both.stderr) == (2, True)
+
+
+def test_a_prompt_on_the_command_line_is_answered_at_a_terminal_and_that_is_all() -> None:
+    with terminal(*PROGRAM, "hello", env={"STREAMCO_NO_SAVE": "1"}) as asked:
+        asked.expect("You said 'hello' in 1 messages.")
+        assert asked.wait() == 0
+        assert "Ctrl-D quits" not in asked.raw
+
+
 def test_an_empty_pipe_without_a_prompt_is_refused() -> None:
     done = run(stdin=" \n")
     assert done.returncode == 2
@@ -522,7 +536,7 @@ def test_ratings_are_added_to_those_that_another_chat_has_kept_in_the_meantime(t
         (("--no-device", "--server", "m", "--policy", "device-only"), "--policy device-only: expected a device, got --no-device"),
         (("--verifier", "ws://127.0.0.1:9"), "--verifier: expected --mode speculate or --mode auto beside it, got race"),
         (("--drafter", "lookup"), "--drafter: expected --mode speculate or --mode auto beside it, got race"),
-        (("--mode", "speculate", "--drafter", "ngram"), "invalid choice: 'ngram'"),
+        (("--mode", "speculate", "--drafter", "ngram"), "expected device or lookup, got 'ngram'"),
         (
             ("--mode", "speculate", "--verifier", "ws://127.0.0.1:9", "--routing", "random"),
             "--routing: expected several --verifier URL beside it, got 1",
@@ -532,7 +546,7 @@ def test_ratings_are_added_to_those_that_another_chat_has_kept_in_the_meantime(t
         (("--policy", "nosuch"), "policy: expected one of auto"),
         (("--max-tokens", "0"), "expected a whole number above 0, got '0'"),
         (("--temperature", "-1"), "expected a number, 0 or more, got '-1'"),
-        (("--theme", "pink"), "invalid choice: 'pink'"),
+        (("--theme", "pink"), "expected auto, dark, light or mono, got 'pink'"),
         (("--no-device", "--server", "m", "--profile", "/nowhere", "--prompt", "a"), "profile: expected a file that can be read"),
         (("--quality", "gate", "--profile", "/nowhere/p.json", "--prompt", "a"), "p.json: expected a writable folder, got none"),
     ],

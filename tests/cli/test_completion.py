@@ -55,6 +55,13 @@ def test_the_script_is_printed(shell: str, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == completion_script(shell) + "\n", "no script has control characters, which would be left out"
 
 
+def test_fish_is_offered_commands_options_and_choices() -> None:
+    lines = [line for line in completion_script("fish").splitlines() if line.startswith("complete -c streamco ")]
+    assert any(" -a chat " in line for line in lines)
+    assert any("using chat'" in line and "-l budget" in line for line in lines)
+    assert any("-l mode" in line and "speculate" in line for line in lines)
+
+
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
     with pytest.raises(ConfigError, match="streamco\\[cli\\]"):

@@ -57,14 +57,27 @@ def test_version_is_told() -> None:
 def test_wrong_usage_exits_2(words: tuple[str, ...]) -> None:
     done = run(*words)
     assert done.returncode == 2
-    assert "usage: streamco" in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+    assert "--help lists" in done.stderr
 
 
-def test_an_unknown_option_shows_the_usage_of_its_command() -> None:
-    done = run("chat", "--nosuch")
-    assert done.returncode == 2
-    assert "usage: streamco chat" in done.stderr
-    assert "streamco chat: error: unrecognized arguments: --nosuch" in done.stderr
+@pytest.mark.long("after the first case")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("chat", "--bugdet", "0.5"), "streamco chat: unknown option --bugdet: did you mean --budget?\n"),
+        (("chat", "--nosuch=1"), "streamco chat: unknown option --nosuch\n"),
+        (("caht", "--server", "m"), "streamco: unknown command caht: did you mean chat?\n"),
+        (("models", "lsit"), "streamco models: unknown command lsit: did you mean list?\n"),
+        (("models", "get", "m", "--yse"), "streamco models: unknown option --yse: did you mean --yes?\n"),
+        (("chat", "--mode", "spculate"), "expected race, speculate, auto or split, got 'spculate': did you mean speculate?\n"),
+        (("chat", "why", "so"), "streamco chat: expected nothing more, got 'so' (a text of several words needs quotation marks)\n"),
+    ],
+)
+def test_what_is_misspelt_gets_a_suggestion(words: tuple[str, ...], message: str) -> None:
+    done = run(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
 
 
 def test_help_loads_no_command_and_nothing_heavy() -> None:
