@@ -107,9 +107,13 @@ class Report(Struct, frozen=True, kw_only=True):
         """How sure the winner was of what it wrote, as its part in ``endpoints`` has it; None: not known."""
         return next((part.confidence for part in self.endpoints if part.name == self.winner), None)
 
+    def to_text(self, *, is_short: bool = False) -> str:
+        """Return the report as tables for people; ``is_short``: without the rows that say nothing, as ``str`` has it."""
+        return sections_to_text(report_sections(self, is_short=is_short))
+
     def __str__(self) -> str:
-        """Return the whole report as tables for people; ``repr`` and JSON have the fields."""
-        return sections_to_text(report_sections(self))
+        """Return the short report; ``to_text`` returns the whole one, and ``repr`` and JSON have the fields."""
+        return self.to_text(is_short=True)
 
 
 class Opening(Struct, frozen=True, kw_only=True):
@@ -143,29 +147,83 @@ def opening_of(report: Report) -> Opening:
     )
 
 
-def report_sections(report: Report) -> list[Section]:
-    """Return the whole report as tables."""
-    drafts = [] if report.speculation is None else [speculation_section(report.speculation)]
+def report_sections(report: Report, *, is_short: bool = False) -> list[Section]:
+    """Return the report as tables.
+
+    Args:
+        report: the report.
+        is_short: leave out what is as usual or follows from another row: gaps of an answer that nobody had to wait for, a budget that
+            changed nothing, estimates of energy, counts that are zero, the table of a single endpoint.
+    """
+    drafts = [] if report.speculation is None else [speculation_section(report.speculation, is_short=is_short)]
     notes = [Section("Not as asked", (), [("", note) for note in report.notes])] if report.notes else []
-    trips = [] if report.split is None else [split_section(report.split)]
+    trips = [] if report.split is None else [split_section(report.split, is_short=is_short)]
     plan = [] if report.plan is None else [plan_section(report.plan)]
-    return [_answer_section(report), *notes, *plan, *drafts, *trips, _dispatch_section(report), endpoint_section(report.endpoints)]
+    begin = [_short_section(report)] if is_short else [_answer_section(report)]
+    end = [] if is_short else [_dispatch_section(report)]
+    endpoints = [] if is_short and _is_told(report) else [endpoint_section(report.endpoints, is_short=is_short)]
+    return [*begin, *notes, *plan, *drafts, *trips, *end, *endpoints]
 
 
-def _answer_section(report: Report) -> Section:
-    quality = report.quality
+def _is_told(report: Report) -> bool:
+    """Return True if the table of the endpoints would repeat what the table of the answer says."""
+    return len(report.endpoints) < 2 and not any(part.error or part.confidence for part in report.endpoints)
+
+
+def _short_section(report: Report) -> Section:
+    dispatch = report.dispatch
+    wasted = [("tokens not delivered", str(report.wasted_tokens))] if report.wasted_tokens else []
+    energy = [("energy on this device", _energy(report))] if report.is_energy_measured else []
+    ended = [("ended because of", report.finish_reason)] if report.finish_reason not in (None, "stop") else []
+    is_limited = dispatch.is_borrowed or "budget" in dispatch.reason
     rows = [
         ("answered by", report.winner or "no endpoint"),
+        ("why", dispatch.reason),
         *grade_rows(report.grade),
         *(row for change in report.hand_overs for row in _change_rows(report, change)),
+        *_time_rows(report),
+        *ended,
+        *(_waiting_rows(report) if report.quality.delayed_tokens or report.quality.stalls else []),
+        ("prompt", _prompt(report)),
+        ("cost", format_usd(report.cost_usd)),
+        *shadow_rows(report.shadow),
+        *energy,
+        *wasted,
+        *(_budget_rows(report) if is_limited else []),
+    ]
+    return Section("answer", (), [(label, text) for label, text in rows if text])
+
+
+def _time_rows(report: Report) -> list[tuple[str, str]]:
+    return [
         ("first token after", format_seconds(report.ttft)),
         ("whole answer after", format_seconds(report.duration)),
         ("tokens", f"{report.tokens} ({report.tokens_per_second:.1f}/s)" if report.tokens_per_second else str(report.tokens)),
-        ("ended because of", report.finish_reason or "-"),
+    ]
+
+
+def _waiting_rows(report: Report) -> list[tuple[str, str]]:
+    quality = report.quality
+    return [
         ("between tokens, median and p99", f"{format_seconds(quality.gap_p50)}, {format_seconds(quality.gap_p99)}"),
         ("the same as the reader sees them", f"{format_seconds(quality.tbt_p50)}, {format_seconds(quality.tbt_p99)}"),
         ("delayed tokens, stalls", f"{quality.delayed_tokens}, {quality.stalls}"),
         ("smoothness (1: the reader never waited)", f"{quality.score:.3f}"),
+    ]
+
+
+def _prompt(report: Report) -> str:
+    return f"{'~' if report.dispatch.is_estimated else ''}{report.dispatch.prompt_tokens} tokens"
+
+
+def _answer_section(report: Report) -> Section:
+    rows = [
+        ("answered by", report.winner or "no endpoint"),
+        *grade_rows(report.grade),
+        *(row for change in report.hand_overs for row in _change_rows(report, change)),
+        *_time_rows(report),
+        ("ended because of", report.finish_reason or "-"),
+        *_waiting_rows(report),
         ("cost", format_usd(report.cost_usd)),
         *shadow_rows(report.shadow),
         *([("energy on this device", _energy(report))] if _has_device(report) else []),
@@ -209,7 +267,7 @@ def _dispatch_section(report: Report) -> Section:
         ("planned by", dispatch.policy),
         ("why", dispatch.reason),
         *_start_rows(report),
-        ("prompt", f"{'~' if dispatch.is_estimated else ''}{dispatch.prompt_tokens} tokens"),
+        ("prompt", _prompt(report)),
         *_budget_rows(report),
     ]
     return Section("which side starts when", (), list(rows))

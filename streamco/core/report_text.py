@@ -27,6 +27,7 @@ __all__ = [
     "split_section",
 ]
 
+_SHORT_SPLIT = frozenset({"sent to the server", "up", "down", "trips, tokens a trip", "drafted, of these in the answer"})
 _OWN_COUNTERS = (None, "engine", "usage", "estimate")  # an estimate has its mark in the table
 
 
@@ -86,8 +87,8 @@ def plan_section(plan: AnswerPlan) -> Section:
     return Section(f"ways to make an answer of about {plan.tokens:.0f} tokens", heads, rows)
 
 
-def speculation_section(figures: SpeculationFigures) -> Section:
-    """Return the table of a speculated answer: who made its tokens, and what drafting and verifying took."""
+def speculation_section(figures: SpeculationFigures, *, is_short: bool = False) -> Section:
+    """Return the table of a speculated answer: who made its tokens, and what drafting and verifying took; ``is_short``: what came of it."""
     makers = (
         ("accepted", figures.accepted),
         ("corrected", figures.corrected),
@@ -95,23 +96,32 @@ def speculation_section(figures: SpeculationFigures) -> Section:
         ("not verified", figures.device),
         ("by the server alone", figures.remote),
     )
-    rows = [
+    losses = (figures.fallbacks, figures.refusals, figures.losses)
+    begin = [
         ("tokens", ", ".join(f"{count} {name}" for name, count in makers if count)),
         ("of verified drafts accepted", format_share(figures.acceptance)),
-        ("of drafts verified, their budget", f"{format_share(figures.offloaded_share)}, {format_share(figures.budget)}"),
+    ]
+    verified = ("of drafts verified, their budget", f"{format_share(figures.offloaded_share)}, {format_share(figures.budget)}")
+    lost = ("server alone, refusals, lost connections", ", ".join(map(str, losses)))
+    own = ("the server's own answer", "yes" if figures.is_exact else "no")
+    if is_short:
+        return Section("drafts and verdicts", (), [*begin, *([verified] if figures.budget < 1 else []), *([lost] if any(losses) else []), own])
+    rows = [
+        *begin,
+        verified,
         ("next draft ready with the verdict", format_share(figures.hit_rate)),
         ("next draft sent ahead of it", format_share(figures.ahead_rate)),
         ("rounds, bytes up and down", f"{figures.rounds}, {figures.bytes_up} and {figures.bytes_down}"),
         ("drafted, of these not in the answer", f"{figures.drafted}, {figures.wasted}"),
         ("computed by the server", f"{figures.target_tokens} tokens"),
-        ("server alone, refusals, lost connections", f"{figures.fallbacks}, {figures.refusals}, {figures.losses}"),
-        ("the server's own answer", "yes" if figures.is_exact else "no"),
+        lost,
+        own,
     ]
     return Section("drafts and verdicts", (), list(rows))
 
 
-def split_section(figures: SplitFigures) -> Section:
-    """Return the table of a split model's answer: what went to the servers and came back."""
+def split_section(figures: SplitFigures, *, is_short: bool = False) -> Section:
+    """Return the table of a split model's answer: what went to the servers and came back; ``is_short``: bytes, trips and drafts alone."""
     per_trip = "-" if figures.tokens_per_trip is None else f"{figures.tokens_per_trip:.2f}"
     rows = [
         ("sent to the server", figures.sent),
@@ -120,12 +130,18 @@ def split_section(figures: SplitFigures) -> Section:
         ("trips, tokens a trip", f"{figures.trips}, {per_trip}"),
         ("messages up, states sent again", f"{figures.chunks}, {figures.repeated_rows}"),
         ("drafted, of these in the answer", f"{figures.drafted}, {figures.accepted}"),
+        *([] if is_short else _further_split_rows(figures)),
+    ]
+    return Section("split model", (), [row for row in rows if not is_short or row[0] in _SHORT_SPLIT])
+
+
+def _further_split_rows(figures: SplitFigures) -> list[tuple[str, str]]:
+    return [
         *_lookup_rows(figures),
         *_branch_rows(figures),
         ("servers, sessions", f"{', '.join(figures.servers) or '-'}; {figures.sessions}"),
         ("states lost nothing on the way", "yes" if figures.is_exact else "no"),
     ]
-    return Section("split model", (), list(rows))
 
 
 def _lookup_rows(figures: SplitFigures) -> list[tuple[str, str]]:
@@ -171,21 +187,25 @@ def shadow_rows(shadow: ShadowReport | None) -> list[tuple[str, str]]:
     return [("shadow answer beside it", f"{shadow.endpoint}: {said}, {format_usd(shadow.cost_usd)}")]
 
 
-def endpoint_section(endpoints: Sequence[EndpointReport]) -> Section:
-    """Return the table of an answer's endpoints: one row each, then the errors, and what counted the tokens if the endpoint didn't."""
-    has_device = any(part.kind == "device" for part in endpoints)
-    heads = ("endpoint", "outcome", "started", "TTFT", "prompt", "made", "cost", *(["energy"] if has_device else []))
+def endpoint_section(endpoints: Sequence[EndpointReport], *, is_short: bool = False) -> Section:
+    """Return the table of an answer's endpoints: one row each, then the errors, and what counted the tokens if the endpoint didn't.
+
+    ``is_short``: without estimates of energy, and without what its servers are and who counted.
+    """
+    has_energy = any(part.is_energy_measured if is_short else part.kind == "device" for part in endpoints)
+    heads = ("endpoint", "outcome", "started", "TTFT", "prompt", "made", "cost", *(["energy"] if has_energy else []))
     rows: list[tuple[str, ...]] = []
     for part in endpoints:
         about = "~" if part.is_estimated else ""
         counts = (f"{about}{part.prompt_tokens}", f"{about}{part.completion_tokens}")
         times = (format_seconds(part.opened), format_seconds(part.ttft))
-        energy = [format_joules(part.energy_j)] if has_device else []
+        energy = [format_joules(part.energy_j)] if has_energy else []
         rows.append((part.name, part.outcome, *times, *counts, format_usd(part.cost_usd), *energy))
-    rows += [(f"{part.name}: its server is {part.server}",) for part in endpoints if part.server]
+    rows += [(f"{part.name}: its server is {part.server}",) for part in endpoints if part.server and not is_short]
     rows += [(f"{part.name}: {format_confidence(part.confidence)}",) for part in endpoints if part.confidence is not None]
     rows += [(f"{part.name}: {part.error}",) for part in endpoints if part.error]
-    rows += [(f"{part.name}: tokens counted by {part.counted_by}",) for part in endpoints if part.counted_by not in _OWN_COUNTERS]
+    counted = [] if is_short else [part for part in endpoints if part.counted_by not in _OWN_COUNTERS]
+    rows += [(f"{part.name}: tokens counted by {part.counted_by}",) for part in counted]
     return Section("endpoints", heads, rows)
 
 

@@ -262,6 +262,8 @@ def test_report_tells_everything_about_the_last_answer(chat: Terminal) -> None:
     ask(chat, "/report", "no answer yet")
     ask(chat, "one", "You said 'one'")
     chat.type("/report\r")
+    assert "which side starts when" not in chat.expect("policy auto")
+    chat.type("/report --all\r")
     text = chat.expect("policy auto")
     for words in ("answered by", "which side starts when", "endpoints", "smoothness", "both at once", "TTFT"):
         assert words in text

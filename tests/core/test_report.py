@@ -52,8 +52,9 @@ def test_a_printed_report_is_a_table_and_its_repr_has_the_fields() -> None:
         endpoints=[EndpointReport(name="device", kind="device", outcome="won", opened=0.0)],
         quality=QUALITY,
     )
-    lines = str(report).splitlines()
+    lines = report.to_text().splitlines()
     assert len(lines) > 10
+    assert len(str(report).splitlines()) < len(lines)
     assert max(map(len, lines)) < 120
     assert any(line.split() == ["first", "token", "after", "250", "ms"] for line in lines)
     assert repr(report).startswith("Report(winner='device', ttft=0.25")

@@ -189,6 +189,32 @@ def test_the_whole_report_is_told_in_three_tables() -> None:
         assert f"  {words}" in lines, text
 
 
+def test_the_short_report_leaves_out_what_says_nothing() -> None:
+    device = EndpointReport(name="device", kind="device", outcome="won", opened=0.0, ttft=0.04, energy_j=2.3)
+    calm = Quality(tbt_p50=0.02, tbt_p99=0.1, delayed_tokens=0, stalls=0, score=1.0)
+    alone = make_report(endpoints=[device], quality=calm, wasted_tokens=0)
+    labels = [row[0] for section in report_sections(alone, is_short=True) for row in section.rows]
+    assert labels == ["answered by", "why", "first token after", "whole answer after", "tokens", "prompt", "cost"]
+    assert str(alone) == alone.to_text(is_short=True) != alone.to_text()
+
+
+def test_the_short_report_has_what_went_otherwise_than_usual() -> None:
+    dispatch = structs.replace(make_report().dispatch, reason="budget spent: server not started")
+    text = str(make_report(dispatch=dispatch, finish_reason="length", is_energy_measured=True))
+    for words in (
+        "ended because of                         length",
+        "delayed tokens, stalls                   3, 1",
+        "tokens not delivered                     7",
+        "energy on this device                    2.3 J (measured, the whole processor's)",
+        "its budget, its share so far             30.0%, 12.5%",
+        "server: cut short",
+    ):
+        assert words in text, text
+    drafts = structs.replace(FIGURES, budget=1.0, fallbacks=0, refusals=0, losses=0)
+    assert "server alone, refusals" not in str(make_report(speculation=drafts))
+    assert "states lost nothing" not in str(make_report(split=TRIPS))
+
+
 def test_an_endpoint_that_waits_for_a_failure_is_told_as_such() -> None:
     dispatch = DispatchReport(
         policy="server-only",
@@ -257,7 +283,7 @@ def test_a_loss_has_a_sign(dollars: float | None, text: str) -> None:
 )
 def test_what_counted_in_place_of_the_endpoint_is_said(counter: str, is_said: bool) -> None:
     part = EndpointReport(name="server", kind="server", outcome="failed", opened=0.1, completion_tokens=5, counted_by=counter)
-    assert (f"server: tokens counted by {counter}" in str(make_report(endpoints=[part]))) is is_said
+    assert (f"server: tokens counted by {counter}" in make_report(endpoints=[part]).to_text()) is is_said
 
 
 def test_a_prompt_that_was_only_estimated_is_marked() -> None:

@@ -147,11 +147,13 @@ class Dialogue:
         self._view.note(f"system message: {self._conversation.system or 'none'}")
         return True
 
-    def _report(self, _: str) -> bool:
+    def _report(self, text: str) -> bool:
+        if text not in {"", "--all"}:
+            raise CommandError(f"/report: expected --all or nothing, got {text!r}")
         if self._last is None:
             self._view.note("no answer yet")
         else:
-            self._view.tables(report_sections(self._last))
+            self._view.tables(report_sections(self._last, is_short=not text))
         return True
 
     def _rate(self, *, good: bool) -> bool:

@@ -67,7 +67,7 @@ COMMANDS = (
     Command("help", "", "show this list"),
     Command("new", "", "forget the conversation and begin a new one"),
     Command("system", "[TEXT|off]", "show or set the system message"),
-    Command("report", "", "show the whole report of the last answer"),
+    Command("report", "[--all]", "show the report of the last answer; --all: every row of it"),
     Command("good", "", "the last answer was good: with --quality gate, the score of the device's answers learns from it"),
     Command("bad", "", "the last answer was not good enough"),
     Command("pace", "[N|reading|listening|smooth|off]", "show or set how fast text appears, in tokens per second"),

@@ -93,7 +93,8 @@ async def test_another_budget_counts_from_the_next_answer_on() -> None:
     talk = Talk()
     async with talk.client:
         assert "budget: 0%" in await talk.say("/budget 0", "one")
-        assert "its budget, its share so far  0.0%" in await talk.say("/report")
+        assert "its budget, its share so far  0.0%" in await talk.say("/report --all")
+        assert "/report: expected --all or nothing, got 'all'" in await talk.say("/report all")
 
 
 async def test_an_answer_can_be_called_good_or_bad_where_that_teaches_something() -> None:
