@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from streamco.cli.ui.history import Conversation, Turn, state_path
+from streamco.cli.ui.history import ChatModels, Conversation, Turn, state_path
 from streamco.engines.llamacpp.cache_dir import write_whole
 
 __all__ = ["NO_SAVE_VARIABLE", "ConversationStore", "conversation_folder", "may_save", "read_conversation", "write_conversation"]
@@ -22,6 +22,7 @@ MAX_KEPT = 200  # conversations; the oldest go first
 class _Kept(Struct):
     system: str | None
     turns: list[Turn]
+    models: ChatModels | None = None
 
 
 def may_save() -> bool:
@@ -54,6 +55,7 @@ def read_conversation(path: Path) -> Conversation:
         raise ValueError(f"expected a conversation as JSON in {path}, got something else: {error}") from error
     conversation = Conversation(kept.system)
     conversation.turns = kept.turns
+    conversation.models = kept.models
     return conversation
 
 
@@ -63,7 +65,7 @@ def write_conversation(conversation: Conversation, path: Path) -> None:
     Raises:
         OSError: it can't be written.
     """
-    write_whole(path, msgspec.json.encode(_Kept(conversation.system, conversation.turns)), is_private=True)
+    write_whole(path, msgspec.json.encode(_Kept(conversation.system, conversation.turns, conversation.models)), is_private=True)
 
 
 class ConversationStore:

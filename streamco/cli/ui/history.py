@@ -3,20 +3,65 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
-__all__ = ["Conversation", "Turn", "state_path"]
+__all__ = ["Conversation", "ChatModels", "Turn", "state_path"]
 
 
-class Turn(Struct, frozen=True):
-    """One message. ``is_stopped``: the answer was cut short by Ctrl-C or by a failed endpoint."""
+class Turn(Struct, frozen=True, omit_defaults=True):
+    """One message of a conversation.
+
+    Args:
+        role: ``user`` or ``assistant``.
+        content: its text.
+        is_stopped: the answer was cut short by Ctrl-C or by a failed endpoint.
+        images: ``data:`` URLs that were sent beside the text.
+    """
 
     role: str
     content: str
     is_stopped: bool = False
+    images: tuple[str, ...] = ()
+
+
+class ChatModels(Struct, frozen=True, omit_defaults=True):
+    """The models that a conversation is with, as options name them. None: not named, or there is none.
+
+    Args:
+        device: path, name or URL of the device's model, or ``packaged``.
+        device_model: the model's name at a URL.
+        server: the remote model's name.
+        base_url: where it is.
+        api_key_env: environment variable that holds its key.
+    """
+
+    device: str | None = None
+    device_model: str | None = None
+    server: str | None = None
+    base_url: str | None = None
+    api_key_env: str | None = None
+
+    def __str__(self) -> str:
+        """Return them as text, such as ``tiny.gguf and gpt-4o-mini``."""
+        return " and ".join(name for name in (self.device_name, self.server_name) if name) or "no model"
+
+    @property
+    def device_name(self) -> str:
+        """The device's model as people call it; "" if there is none."""
+        if self.device is None or self.device == "packaged":
+            return "" if self.device is None else "the packaged model"
+        if "://" in self.device:
+            return f"{self.device_model or 'the model'} at {self.device}"
+        return self.device if self.device.startswith("hf:") else Path(self.device).name
+
+    @property
+    def server_name(self) -> str:
+        """The server's model as people call it; "" if there is none."""
+        return "" if self.server is None else f"{self.server} at {self.base_url}" if self.base_url else self.server
 
 
 class Conversation:
@@ -28,10 +73,26 @@ class Conversation:
     def __init__(self, system: str | None = None) -> None:
         self.system = system
         self.turns: list[Turn] = []
+        self.models: ChatModels | None = None  # not known, as of a split model
 
-    def ask(self, prompt: str) -> None:
+    def ask(self, prompt: str, images: Sequence[str] = ()) -> None:
         """Add a prompt of the user."""
-        self.turns.append(Turn("user", prompt))
+        self.turns.append(Turn("user", prompt, images=tuple(images)))
+
+    @property
+    def has_images(self) -> bool:
+        """True if an image is sent with the next prompt, or with an earlier one again."""
+        return any(turn.images for turn in self.turns)
+
+    @property
+    def last_question(self) -> Turn | None:
+        """The last prompt that has an answer; None: there is none."""
+        return next((turn for turn in reversed(self.turns) if turn.role == "user"), None)
+
+    def take_back(self) -> None:
+        """Take the last prompt and its answer out."""
+        while self.turns and self.turns.pop().role != "user":
+            pass
 
     def answer(self, text: str, *, is_stopped: bool = False) -> None:
         """Add the model's answer; if it is empty, withdraw the question."""
@@ -44,18 +105,27 @@ class Conversation:
         """Start a new conversation; the system message stays."""
         self.turns.clear()
 
-    def messages(self) -> list[Mapping[str, str]]:
+    def messages(self) -> list[Mapping[str, Any]]:
         """Return the conversation in OpenAI's shape."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, *({"role": turn.role, "content": turn.content} for turn in self.turns)]
+        return [*system, *({"role": turn.role, "content": _content(turn)} for turn in self.turns)]
 
     def to_markdown(self) -> str:
         """Return the conversation as a document for a reader."""
         sections = [f"## System\n\n{self.system}\n"] if self.system else []
         for turn in self.turns:
             title = "You" if turn.role == "user" else "Answer (stopped)" if turn.is_stopped else "Answer"
-            sections.append(f"## {title}\n\n{turn.content.strip()}\n")
+            images = f"\n\n({len(turn.images)} image{'s' if len(turn.images) > 1 else ''})" if turn.images else ""
+            sections.append(f"## {title}\n\n{turn.content.strip()}{images}\n")
         return "\n".join(sections)
+
+
+def _content(turn: Turn) -> str | list[dict[str, Any]]:
+    """Return a message's content in OpenAI's shape: a text, or parts if there are images."""
+    if not turn.images:
+        return turn.content
+    text = [{"type": "text", "text": turn.content}] if turn.content else []
+    return [*text, *({"type": "image_url", "image_url": {"url": url}} for url in turn.images)]
 
 
 def state_path(name: str) -> Path:

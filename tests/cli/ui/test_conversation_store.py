@@ -10,7 +10,7 @@ import pytest
 
 from streamco.cli.ui import conversation_store
 from streamco.cli.ui.conversation_store import ConversationStore, conversation_folder, read_conversation, write_conversation
-from streamco.cli.ui.history import Conversation
+from streamco.cli.ui.history import ChatModels, Conversation, Turn
 
 
 def talk(*prompts: str) -> Conversation:
@@ -28,6 +28,20 @@ def test_a_conversation_comes_back_as_it_was_and_is_its_users_alone(tmp_path: Pa
     assert (back.system, back.turns) == ("Be terse.", talk("one", "stop").turns)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_images_and_models_come_back_and_older_files_have_none(tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    conversation = talk("one")
+    conversation.models = ChatModels("packaged", server="large")
+    conversation.ask("what?", ["data:image/png;base64,AAAA"])
+    conversation.answer("A cat.")
+    write_conversation(conversation, path)
+    back = read_conversation(path)
+    assert (back.models, back.turns) == (conversation.models, conversation.turns)
+    assert back.has_images
+    path.write_text('{"system":null,"turns":[{"role":"user","content":"Hi","is_stopped":false}]}')
+    assert (read_conversation(path).models, read_conversation(path).turns) == (None, [Turn("user", "Hi")])
 
 
 def test_a_file_that_holds_something_else_is_refused(tmp_path: Path) -> None:

@@ -37,6 +37,17 @@ def test_a_stopped_answer_stays_and_is_marked() -> None:
     assert "## Answer (stopped)\n\nOnce upon\n" in conversation.to_markdown()
 
 
+def test_images_are_parts_beside_the_text() -> None:
+    conversation = Conversation()
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    conversation.ask("what?", [image["image_url"]["url"]])  # type: ignore[index]
+    assert conversation.messages() == [{"role": "user", "content": [{"type": "text", "text": "what?"}, image]}]
+    assert "## You\n\nwhat?\n\n(1 image)\n" in conversation.to_markdown()
+    conversation.take_back()
+    conversation.ask("", [image["image_url"]["url"]])  # type: ignore[index]
+    assert conversation.messages() == [{"role": "user", "content": [image]}]
+
+
 @pytest.mark.parametrize("text", ["", "  \n"])
 def test_a_question_without_an_answer_is_withdrawn_so_that_roles_alternate(text: str) -> None:
     conversation = Conversation()
