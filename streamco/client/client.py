@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from types import TracebackType
@@ -159,10 +159,14 @@ class Client:
         engine = getattr(self._settings.endpoints.device, "engine", None)
         return None if engine is None else await check_engine(engine, seconds)
 
-    async def aclose(self) -> None:
-        """Stop all answers, release every connection, model and task; idempotent. A client from ``with_options`` closes nothing."""
+    async def aclose(self, *, keep: Collection[str] = ()) -> None:
+        """Stop all answers, release every connection, model and task; idempotent. A client from ``with_options`` closes nothing.
+
+        Args:
+            keep: names of endpoints that stay open, because another client has them, too.
+        """
         if self._owns_endpoints:
-            await self._settings.endpoints.aclose()
+            await self._settings.endpoints.aclose(keep)
 
     async def close(self) -> None:
         """Do the same as ``aclose``, under the name in OpenAI's SDK."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
@@ -154,12 +154,12 @@ class EndpointSet:
         if self._is_closed:
             raise StreamClosed("expected an open client, got a request after it was closed")
 
-    async def aclose(self) -> None:
-        """End all work and release the endpoints."""
+    async def aclose(self, keep: Collection[str] = ()) -> None:
+        """End all work and release the endpoints, without those whose names are in ``keep``."""
         self._is_closed = True
         work = self._work.current
         await self._work.aclose()
-        await self._close_endpoints()
+        await self._close_endpoints(keep)
         if work is not None:
             async with work.lock:  # a start that runs closes what it has started
                 pass
@@ -177,10 +177,11 @@ class EndpointSet:
             self._shared[key] = make()
         return cast(ClosableT, self._shared[key])
 
-    async def _close_endpoints(self) -> None:
-        """Close what is shared, then all endpoints, also if one of them raises; then raise its error."""
+    async def _close_endpoints(self, keep: Collection[str] = ()) -> None:
+        """Close what is shared, then all endpoints that aren't kept, also if one of them raises; then raise its error."""
         errors: list[BaseException | None] = []
-        for group in (self._shared.values(), self.endpoints.values()):
+        endpoints = [endpoint for name, endpoint in self.endpoints.items() if name not in keep]
+        for group in (self._shared.values(), endpoints):
             errors += await asyncio.gather(*(each.aclose() for each in group), return_exceptions=True)
         for error in errors:
             if error is not None:

@@ -104,3 +104,15 @@ async def test_all_endpoints_are_closed_also_if_one_of_them_raises() -> None:
     with pytest.raises(OSError, match="busy"):
         await EndpointSet(broken, server).aclose()
     assert (broken.closes, server.closes) == (1, 1)
+
+
+async def test_an_endpoint_that_is_kept_stays_open_for_another_client() -> None:
+    device, server = Side("device", kind="device"), Side("server")
+    former = EndpointSet(device, server)
+    await former.start()
+    await former.aclose(keep={"server"})
+    assert (device.closes, server.closes) == (1, 0)
+    with pytest.raises(StreamClosed):
+        former.check_open()
+    await EndpointSet(None, server).aclose()
+    assert server.closes == 1
