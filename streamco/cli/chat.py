@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict, replace
 
+from streamco.cli.model_switch import ModelSwitch, adopt_models
 from streamco.cli.options import (
     DRAFTER_HELP,
     DRAFTERS,
@@ -30,8 +31,19 @@ from streamco.cli.options import (
     whole_number,
 )
 from streamco.cli.runtime import run_async, waiting
+from streamco.cli.ui.attachments import Attachment, read_attachment
+from streamco.cli.ui.history import ChatModels
 from streamco.cli.ui.slash_commands import MODES
-from streamco.cli.ui.talk import answer_prompt, converse, is_interactive, join_prompt, make_view, migration_of, open_conversation
+from streamco.cli.ui.talk import (
+    OpenConversation,
+    answer_prompt,
+    converse,
+    is_interactive,
+    join_prompt,
+    make_view,
+    migration_of,
+    open_conversation,
+)
 from streamco.client.client import Client
 from streamco.client.modes.base import Mode
 from streamco.client.modes.race.mode import Race
@@ -112,6 +124,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what a second of waiting, a dollar and a good answer are worth: each answer is made in the way that costs least by them",
     )
     add_prompt_arguments(parser)
+    parser.add_argument(
+        "-a",
+        "--attach",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="send this file of text, or image, with the prompt, or with the first one; again for each of several",
+    )
     add_conversation_arguments(parser)
     add_look_arguments(parser)
 
@@ -124,6 +145,8 @@ def run(args: argparse.Namespace) -> int:
     """
     take_prompt(args)
     name_split_servers(args)
+    kept = open_conversation(args)
+    adopt_models(args, kept.conversation)
     check_options(args)
     if not args.lines and sys.stdin is not None and not sys.stdin.isatty():
         args.prompt = join_prompt(_piped_text(), args.prompt)
@@ -131,7 +154,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--lines: expected prompts on stdin alone, got --prompt beside it")
     if args.json and args.prompt is None:
         raise ConfigError("--json: expected --prompt TEXT beside it, got none")
-    return run_async(lambda: _chat(args))
+    files = [read_attachment(path.expanduser()) for path in args.attach]
+    return run_async(lambda: _chat(args, kept, files))
 
 
 def name_split_servers(args: argparse.Namespace) -> None:
@@ -239,13 +263,60 @@ def _piped_text() -> str:
         raise ConfigError(f"stdin: expected text, got bytes that are none: {error}") from error
 
 
-async def _chat(args: argparse.Namespace) -> int:
-    kept = open_conversation(args)
+class _Parts:
+    """Makes the parts of a chat from its options; see ``ChatParts``.
+
+    Args:
+        former: what was learned before, by the profile; None: no profile is added to at the end.
+    """
+
+    def __init__(self, former: Profile | None) -> None:
+        self.former = former
+
+    def check(self, args: argparse.Namespace) -> None:
+        """Refuse options that contradict each other."""
+        check_options(args)
+
+    def device(self, args: argparse.Namespace) -> Endpoint | None:
+        """Return the device; None: there is none."""
+        return make_device(args)
+
+    def server(self, args: argparse.Namespace) -> Endpoint | None:
+        """Return the server; None: there is none."""
+        return make_server(args)
+
+    def waiting(self, args: argparse.Namespace) -> AbstractAsyncContextManager[None]:
+        """Return a context that says what takes a while."""
+        return waiting("asking the device" if is_at_url(args) else "loading the model")
+
+    def client(self, args: argparse.Namespace, device: Endpoint | None, server: Endpoint | None) -> Client:
+        """Return a client of both sides."""
+        # without prices nothing moves, and the user asked for nothing else
+        migration = migration_of(args) if server is not None and server.prices.completion is not None else None
+        race = Race(policy=args.policy, migration=migration, quality=quality_of(args))
+        weights = {} if args.weights is None else asdict(args.weights)
+        return Client(
+            device,
+            server,
+            budget=args.budget,
+            mode=_mode(args.mode, race, make_verifier(args), args.drafter or "device", weights),
+            profile=None if "begins_anew" in args else args.profile if self.former is None else self.former.to_json(),
+            on_degraded="answer",  # a person sees the note under the answer
+            seed=args.seed,
+        )
+
+    def keep(self, client: Client, path: Path | None) -> None:
+        """Add what a client has learned to the profile, once."""
+        former, self.former = self.former, None
+        if former is not None and path is not None:
+            _keep_profile(client, former, path)
+
+
+async def _chat(args: argparse.Namespace, kept: OpenConversation, files: Sequence[Attachment]) -> int:
     learns = args.quality or (args.weights is not None and args.weights.quality)
-    former = _begin_profile(args.profile) if learns and args.profile else None
+    parts = _Parts(_begin_profile(args.profile) if learns and args.profile else None)
     split = make_split(args) if args.split else None
     device, server = split or make_device(args), make_server(args)
-    verifier = make_verifier(args)
     kinds: dict[str, str] = {endpoint.name: endpoint.kind for endpoint in (device, server) if endpoint is not None}
     kinds |= dict.fromkeys(verifier_names(args), "server")
     if args.drafter == LOOKUP:
@@ -253,33 +324,31 @@ async def _chat(args: argparse.Namespace) -> int:
     if args.mode in {"speculate", "auto"} and budget_of(args) < 1 and args.drafter != LOOKUP:
         kinds[LOCAL] = "local"
     view = make_view(args, kinds)
-    # without prices nothing moves, and the user asked for nothing else
-    migration = migration_of(args) if server is not None and server.prices.completion is not None else None
-    race = Race(policy=args.policy, migration=migration, quality=quality_of(args))
-    if split is not None:
-        client = Client(mode=Split(split))  # an answer's seed is its own
-    else:
-        client = Client(
-            device,
-            server,
-            budget=args.budget,
-            mode=_mode(args.mode, race, verifier, args.drafter or "device", {} if args.weights is None else asdict(args.weights)),
-            profile=args.profile if former is None else former.to_json(),
-            on_degraded="answer",  # a person sees the note under the answer
-            seed=args.seed,
-        )
+    client = parts.client(args, device, server) if split is None else Client(mode=Split(split))  # an answer's seed is its own
+    sides = ModelSwitch(
+        parts, args, device=device, server=server, client=client, kinds=kinds, on_change=lambda former: parts.keep(former, args.profile)
+    )
+    kept.note = _change_of_models(kept.conversation.models, sides.models)
+    kept.conversation.models = sides.models
     try:
-        async with waiting("asking the device" if is_at_url(args) else "loading the model") if device is not None else nullcontext():
+        async with parts.waiting(args) if device is not None else nullcontext():
             await client.__aenter__()
         if args.prompt is not None:
-            return await answer_prompt(client, args, view, kept)
+            return await answer_prompt(client, args, view, kept, sides=sides, files=files)
         if is_interactive(args):
             view.legend({name: _describe(args, name, kind) for name, kind in kinds.items()})
-        return await converse(client, args, view, kept, saves_prompts=not args.no_save)
+        return await converse(client, args, view, kept, saves_prompts=not args.no_save, sides=sides, files=files)
     finally:
-        await client.aclose()
-        if former is not None:
-            _keep_profile(client, former, args.profile)
+        last = sides.client
+        await sides.aclose()
+        parts.keep(last, args.profile)
+
+
+def _change_of_models(before: ChatModels | None, now: ChatModels | None) -> str:
+    """Return in a line that a conversation goes on with other models; "" if it doesn't."""
+    if before is None or now is None or before == now:
+        return ""
+    return f"the models have changed: this conversation was with {before}, and goes on with {now}"
 
 
 def _begin_profile(path: Path) -> Profile:

@@ -52,5 +52,5 @@ def completion_script(shell: str) -> str:
     try:
         script: str = shtab.complete(parser, shell=shell)
     except NotImplementedError as exc:
-        raise ConfigError(f'completion: expected a version of the package shtab that knows {shell}, got {shtab.__version__}') from exc
+        raise ConfigError(f"completion: expected a version of the package shtab that knows {shell}, got {shtab.__version__}") from exc
     return script

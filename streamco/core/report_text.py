@@ -105,7 +105,9 @@ def speculation_section(figures: SpeculationFigures, *, is_short: bool = False) 
     lost = ("server alone, refusals, lost connections", ", ".join(map(str, losses)))
     own = ("the server's own answer", "yes" if figures.is_exact else "no")
     if is_short:
-        return Section("drafts and verdicts", (), [*begin, *([verified] if figures.budget < 1 else []), *([lost] if any(losses) else []), own])
+        return Section(
+            "drafts and verdicts", (), [*begin, *([verified] if figures.budget < 1 else []), *([lost] if any(losses) else []), own]
+        )
     rows = [
         *begin,
         verified,

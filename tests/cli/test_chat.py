@@ -244,6 +244,38 @@ def test_a_misspelt_command_gets_a_suggestion(chat: Terminal) -> None:
     ask(chat, "//home is a path", "You said '/home is a path' in 1 messages.")
 
 
+def test_a_typed_line_names_a_file_and_a_pasted_one_does_not(chat: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("hello there")
+    chat.type(f"@{tmp_path}/a.txt why?\r")
+    chat.expect("sent with it: a.txt, 11 bytes of text")
+    chat.expect("You said 'a.txt:")
+    chat.expect("budget ")
+    chat.type(f"\x1b[200~@{tmp_path}/a.txt\x1b[201~\r")
+    text = chat.expect("in 3 messages.")
+    assert "sent with it" not in text
+    chat.expect("budget ")
+
+
+def test_the_last_exchange_is_asked_again_edited_and_copied(chat: Terminal) -> None:
+    ask(chat, "one", "You said 'one' in 1 messages.")
+    ask(chat, "/retry", "You said 'one' in 1 messages.")
+    chat.type("/edit\r")
+    chat.expect("> one")
+    chat.type(" more\r")
+    chat.expect("You said 'one more' in 1 messages.")
+    chat.expect("budget ")
+    chat.type("/copy\r")
+    chat.expect("characters of the last answer were sent to the terminal's clipboard")
+    assert "\x1b]52;c;WW91IHNhaWQgJ29uZSBtb3JlJyBpbiAxIG1lc3NhZ2VzLg==\x07" in chat.raw
+
+
+def test_a_model_is_changed_in_the_running_chat(chat: Terminal) -> None:
+    ask(chat, "one", "You said 'one' in 1 messages.")
+    ask(chat, "/model", "device: the packaged model")
+    ask(chat, "/server small http://127.0.0.1:9/v1", "server: small at http://127.0.0.1:9/v1 from now on, before: none")
+    ask(chat, "two", "You said 'two' in 3 messages.")
+
+
 def test_new_forgets_the_conversation(chat: Terminal) -> None:
     ask(chat, "one", "in 1 messages.")
     ask(chat, "/new", "a new conversation")
@@ -385,6 +417,34 @@ def test_continue_goes_on_with_the_last_conversation(tmp_path: Path) -> None:
     assert run("--prompt", "four", env=env).stdout == "You said 'four' in 1 messages.\n"
     assert [stat.S_IMODE(path.stat().st_mode) for path in kept(tmp_path)] == [0o600, 0o600]
     assert stat.S_IMODE((tmp_path / "streamco" / "conversations").stat().st_mode) == 0o700
+
+
+def test_a_continued_conversation_says_in_a_line_that_its_models_have_changed(tmp_path: Path) -> None:
+    env = {"XDG_STATE_HOME": str(tmp_path), "STREAMCO_NO_SAVE": "0"}
+    run("one", "--server", "large", "--base-url", "http://127.0.0.1:9/v1", env=env)
+    assert "models have changed" not in run("-c", "two", env=env).stderr
+    other = run("-c", "three", "--server", "small", env=env)
+    assert other.stdout == "You said 'three' in 5 messages.\n"
+    assert "this conversation was with the packaged model and large at http://127.0.0.1:9/v1, and goes on with the packaged" in other.stderr
+
+
+def test_a_file_is_attached_and_an_image_needs_a_side_that_takes_it(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("hi")
+    done = run("-a", str(tmp_path / "a.txt"), "why?")
+    assert done.stdout == "You said 'a.txt:\n```\nhi\n```\n\nwhy?' in 1 messages.\n"
+    assert "sent with it: a.txt, 2 bytes" in done.stderr
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    refused = run("-a", str(tmp_path / "a.png"), "what?")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "image: expected a model that takes images, got the packaged model, of which none does" in refused.stderr
+    missing = run("-a", str(tmp_path / "nosuch"), "what?")
+    assert (missing.returncode, "nosuch: expected a file, got nothing there" in missing.stderr) == (2, True)
+
+
+def test_a_pipe_names_no_files() -> None:
+    assert run("--lines", stdin="@/etc/hostname\n\ue040etc/hostname\n").stdout == (
+        "You said '@/etc/hostname' in 1 messages.\nYou said 'etc/hostname' in 3 messages.\n"
+    )
 
 
 @pytest.mark.long

@@ -7,6 +7,7 @@ import argparse
 import pytest
 
 from streamco.cli import chat
+from streamco.cli.ui.talk import open_conversation
 from streamco.endpoints.split.endpoint import SplitEndpoint
 from streamco.errors import ConfigError
 
@@ -102,5 +103,5 @@ async def test_a_seed_is_the_answers_and_no_setting_of_the_client(monkeypatch: p
     monkeypatch.setattr(chat, "make_split", lambda _args: SplitEndpoint("parts/name", "ws://127.0.0.1:1"))
     args = parsed(*SPLIT, "--seed", "3", "--prompt", "hi")
     with pytest.raises(Made):
-        await chat._chat(args)
+        await chat._chat(args, open_conversation(args), [])
     assert "seed" not in clients[0]

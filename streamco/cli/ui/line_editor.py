@@ -8,28 +8,49 @@ from pathlib import Path
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
+from prompt_toolkit.enums import DEFAULT_BUFFER
+from prompt_toolkit.filters import has_focus
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
+from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.patch_stdout import patch_stdout
 from prompt_toolkit.styles import Style
 
-from streamco.cli.ui.slash_commands import COMMANDS, POLICIES
+from streamco.cli.ui.attachments import TYPED_AT, shown, without_marks
+from streamco.cli.ui.slash_commands import COMMANDS, MODES, POLICIES
 
 __all__ = ["CommandCompleter", "Editor", "key_bindings"]
 
 _STYLE = Style.from_dict({"prompt": "bold", "bottom-toolbar": "noreverse fg:ansibrightblack", "auto-suggestion": "fg:ansibrightblack"})
-_WORDS = {"policy": POLICIES, "pace": ("reading", "listening", "smooth", "off"), "system": ("off",)}
+_WORDS = {
+    "policy": POLICIES,
+    "mode": MODES,
+    "pace": ("reading", "listening", "smooth", "off"),
+    "system": ("off",),
+    "report": ("--all",),
+    "device": ("off", "packaged"),
+    "server": ("off",),
+}
+_PATHS = {"save", "load", "device", "model"}  # commands that take a file's name
 
 
 class CommandCompleter(Completer):
-    """Completes commands, their words, and file names after ``/save``."""
+    """Completes commands, their words, and file names: after some commands, and after an ``@`` that was typed at a line's beginning."""
+
+    def __init__(self) -> None:
+        self._files = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
         """Return the completions for the text before the cursor."""
         line = document.text_before_cursor
+        row = document.current_line_before_cursor
+        if row.startswith(TYPED_AT) and " " not in row:
+            yield from self._files.get_completions(Document(row[1:]), complete_event)
+            return
         if not line.startswith("/") or "\n" in line:
             return
         name, space, argument = line[1:].partition(" ")
@@ -41,11 +62,31 @@ class CommandCompleter(Completer):
         for word in _WORDS.get(name, ()):
             if word.startswith(argument):
                 yield Completion(word, -len(argument))
+        if name in _PATHS:
+            yield from self._files.get_completions(Document(argument), complete_event)
+
+
+class _ShowAt(Processor):
+    """Shows an ``@`` that was typed like any other."""
+
+    def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
+        """Replace the mark; nothing moves, because both are one cell wide."""
+        return Transformation([(style, shown(text), *more) for style, text, *more in transformation_input.fragments])  # type: ignore[misc]
 
 
 def key_bindings() -> KeyBindings:
-    """Return the keys: Enter sends; Alt-Enter, Ctrl-J, and Enter after a backslash begin a new line."""
+    """Return the keys: Enter sends; Alt-Enter, Ctrl-J, and Enter after a backslash begin a new line; a typed ``@`` may name a file."""
     bindings = KeyBindings()
+
+    @bindings.add("@", filter=has_focus(DEFAULT_BUFFER))
+    def _name_file(event: KeyPressEvent) -> None:
+        is_begin = not event.current_buffer.document.current_line_before_cursor
+        event.current_buffer.insert_text(TYPED_AT if is_begin else "@")
+
+    @bindings.add(Keys.BracketedPaste)
+    def _paste(event: KeyPressEvent) -> None:
+        text = without_marks(event.data).replace("\r\n", "\n").replace("\r", "\n")
+        event.current_buffer.insert_text(text)
 
     @bindings.add("escape", "enter")
     @bindings.add("c-j")
@@ -80,6 +121,7 @@ class Editor:
             completer=CommandCompleter(),
             complete_while_typing=False,
             key_bindings=key_bindings(),
+            input_processors=[_ShowAt()],
             multiline=True,
             prompt_continuation="  ",
             bottom_toolbar=toolbar,
@@ -88,15 +130,18 @@ class Editor:
             enable_open_in_editor=True,
         )
 
-    async def read(self) -> str:
-        """Return the next prompt.
+    async def read(self, draft: str = "") -> str:
+        """Return the next prompt; an ``@`` that was typed at the beginning of a line is ``TYPED_AT``.
+
+        Args:
+            draft: text that the line begins with, to be edited.
 
         Raises:
             EOFError: Ctrl-D on an empty line.
             KeyboardInterrupt: Ctrl-C; the typed text is gone.
         """
         with patch_stdout(raw=True):  # a log record that comes now is printed above the prompt
-            text = await self._session.prompt_async([("class:prompt", "> ")])
+            text = await self._session.prompt_async([("class:prompt", "> ")], default=draft)
         return text.strip()
 
 
@@ -107,4 +152,16 @@ def _history(path: Path | None) -> History:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))  # prompts are private
     except OSError:
         return InMemoryHistory()
-    return FileHistory(str(path))
+    return _PromptHistory(str(path))
+
+
+class _PromptHistory(FileHistory):
+    """A file of prompts without marks: those of this run keep theirs, those of earlier ones name no files."""
+
+    def load_history_strings(self) -> Iterable[str]:
+        """Return the prompts of the file, the last one first."""
+        return map(without_marks, super().load_history_strings())
+
+    def store_string(self, string: str) -> None:
+        """Add a prompt to the file."""
+        super().store_string(shown(string))

@@ -1,16 +1,23 @@
-"""The conversation loop: each line is a prompt or a command; a failing one is shown and does not end the program."""
+"""The conversation loop: each line is a prompt or a command; a failing one is shown and does not end the program.
+
+``Dialogue`` has an attribute for each thing that a command may change.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from streamco.cli.ui.answer import AnswerSettings, ShownAnswer, read_answer
+from streamco.cli.ui.attachments import Attachment, Prompt, attach, parse_typed, size_text, without_marks
 from streamco.cli.ui.conversation_store import ConversationStore, read_conversation, write_conversation
-from streamco.cli.ui.history import Conversation
+from streamco.cli.ui.history import ChatModels, Conversation
+from streamco.cli.ui.interrupt import on_interrupt
 from streamco.cli.ui.slash_commands import (
     POLICIES,
     CommandError,
@@ -26,11 +33,46 @@ from streamco.cli.ui.view import View
 from streamco.client.client import Client
 from streamco.core.report import Report, report_sections
 from streamco.core.report_text import Section
-from streamco.errors import ConfigError, UsageError
+from streamco.errors import ConfigError, StreamcoError
 
-__all__ = ["Dialogue", "last_prompt"]
+__all__ = ["Dialogue", "Sides", "check_images", "last_prompt"]
 
 SHOWN = 10  # kept conversations that /load lists
+MAX_COPY = 75_000  # bytes; 100,000 in base64, more than which terminals don't take
+
+
+class Sides(Protocol):
+    """The two models of a chat, which may be changed while it runs."""
+
+    @property
+    def models(self) -> ChatModels | None:
+        """The models, as options name them; None: those of a split model."""
+        ...
+
+    @property
+    def takes_images(self) -> bool:
+        """True if one of the sides takes images."""
+        ...
+
+    async def change_device(self, name: str, settings: Mapping[str, object]) -> Client:
+        """Load another device model, and return the started client that has it; the former client is closed then.
+
+        Args:
+            name: a file, ``hf:org/repo:QUANT``, ``packaged``, a URL, or "off".
+            settings: what commands have changed since the start, by the names of options.
+
+        Raises:
+            StreamcoError: it can't be loaded; the former client goes on.
+        """
+        ...
+
+    async def change_server(self, words: Sequence[str], settings: Mapping[str, object]) -> Client:
+        """Return the started client with another server: its model, its URL and its key's variable, as far as they are named, or "off".
+
+        Raises:
+            StreamcoError: it can't be used; the former client goes on.
+        """
+        ...
 
 
 class Dialogue:
@@ -45,6 +87,14 @@ class Dialogue:
         policy: name of the client's dispatch policy.
         mode: the client's mode.
         store: keeps the conversation between two runs; None: it isn't kept.
+        sides: the models; None: they can't be changed, and take text alone.
+        files: files that are sent with the first prompt.
+        has_editor: a prompt can be given back to be edited.
+
+    Attributes:
+        draft: the text that the next line begins with, as ``/edit`` wants; taken by whoever reads that line.
+        has_failed: an endpoint failed in any answer so far.
+        was_stopped: the last answer was stopped by Ctrl-C.
     """
 
     def __init__(
@@ -58,6 +108,9 @@ class Dialogue:
         policy: str,
         mode: str = "race",
         store: ConversationStore | None = None,
+        sides: Sides | None = None,
+        files: Sequence[Attachment] = (),
+        has_editor: bool = False,
     ) -> None:
         self._client = client
         self._view = view
@@ -67,14 +120,30 @@ class Dialogue:
         self._policy_name = policy
         self._mode_name = mode
         self._store = store or ConversationStore(None)
+        self._sides = sides
+        self._files = tuple(files)
+        self._has_editor = has_editor
+        self._changes: dict[str, object] = {}  # what commands have set, by the names of options
         self._last: Report | None = None
-        self.has_failed = False  # an endpoint, in any answer so far
-        self.was_stopped = False  # the last answer, by Ctrl-C
+        self._asked: Prompt | None = None  # the last prompt of this run in this conversation
+        self._is_withdrawn = False  # that prompt got no answer
+        self._is_editing = False  # the next prompt takes the place of the last one
+        self.draft = ""
+        self.has_failed = False
+        self.was_stopped = False
+        self._tasks: Mapping[str, Callable[[str], Awaitable[None]]] = {
+            "retry": self._retry,
+            "edit": self._edit,
+            "model": self._model,
+            "device": self._device,
+            "server": self._server,
+        }
         self._commands: Mapping[str, Callable[[str], bool]] = {
             "help": self._help,
             "new": self._new,
             "system": self._system,
             "report": self._report,
+            "copy": self._copy,
             "good": lambda _: self._rate(good=True),
             "bad": lambda _: self._rate(good=False),
             "pace": self._pace,
@@ -87,31 +156,88 @@ class Dialogue:
         }
 
     async def handle(self, line: str) -> bool:
-        """Answer a prompt or run a command; return False once the user wants to leave. Errors are shown, not raised."""
+        """Answer a prompt or run a command; return False once the user wants to leave. Errors are shown, not raised.
+
+        A line may have the marks of files (``attachments``), if it was typed.
+        """
+        is_edited, self._is_editing = self._is_editing, False
         try:
             call = parse_line(line)
             if call is not None:
+                if call.name in self._tasks:
+                    await self._tasks[call.name](call.argument)
+                    return True
                 return self._commands[call.name](call.argument)
-        except (CommandError, ConfigError, UsageError, OSError, ValueError) as error:
+            prompt = self._prepare(line.removeprefix("/") if line.startswith("//") else line, is_edited=is_edited)
+        except (CommandError, StreamcoError, OSError, ValueError) as error:
             self._view.error(str(error))
             return True
-        await self.ask(line.removeprefix("/") if line.startswith("//") else line)
+        await (self._ask_again(prompt) if is_edited else self.ask(prompt))
         return True
 
-    async def ask(self, prompt: str) -> ShownAnswer:
+    def _prepare(self, line: str, *, is_edited: bool) -> Prompt:
+        """Return a line as a prompt with its files, which are named before it is sent.
+
+        Raises:
+            ConfigError: a file can't be sent; the line is given back to be mended.
+        """
+        try:
+            prompt = attach(parse_typed(line), self._files)
+            check_images(self._sides, has_images=bool(prompt.images))
+        except ConfigError:
+            if self._has_editor:
+                self.draft, self._is_editing = line, is_edited
+            raise
+        self._files = ()
+        for file in prompt.files:
+            self._view.note(f"sent with it: {file.name}, {size_text(file.size)} of {'an image' if file.image else 'text'}")
+        return prompt
+
+    def end_editing(self) -> None:
+        """Leave the last exchange as it is: the line that was to take its place was given up."""
+        self._is_editing = False
+
+    async def ask(self, prompt: Prompt) -> ShownAnswer:
         """Answer a prompt; the answer, as far as it came, is in the conversation afterwards."""
-        self._conversation.ask(prompt)
+        self._conversation.ask(prompt.text, prompt.images)
         answer = await read_answer(self._client, self._conversation.messages(), self._settings, self._view)
         self._conversation.answer(answer.text, is_stopped=bool(answer.ending))
         self._store.keep(self._conversation)
+        self._asked, self._is_withdrawn = prompt, not answer.text.strip()
         self._last = answer.report or self._last
         self.has_failed |= answer.error is not None
         self.was_stopped = answer.is_stopped
         if answer.error is not None and answer.text:
-            self._view.note("the text so far is kept in the conversation; ask again to try once more")
+            self._view.note("the text so far is kept in the conversation; /retry asks again")
         if answer.error is None:
             self._show_degraded([] if answer.report is None else answer.report.notes)
         return answer
+
+    async def _ask_again(self, prompt: Prompt) -> None:
+        """Answer a prompt in the place of the last one and its answer, which stay if no answer comes."""
+        former = list(self._conversation.turns)
+        if not self._is_withdrawn:
+            self._conversation.take_back()
+        answer = await self.ask(prompt)
+        if not answer.text.strip() and self._conversation.turns != former:
+            self._conversation.turns[:] = former
+            self._is_withdrawn = False
+            self._store.keep(self._conversation)
+            self._view.note("the last answer stays in the conversation")
+
+    def _last_prompt(self, command: str) -> Prompt:
+        """Return the last prompt, also of a conversation that was loaded.
+
+        Raises:
+            CommandError: there is none.
+        """
+        if self._asked is not None:
+            return self._asked
+        turn = self._conversation.last_question
+        if turn is None:
+            raise CommandError(f"/{command}: expected a prompt before it, got none")
+        text = without_marks(turn.content)
+        return Prompt(text, text, turn.images)
 
     def _show_degraded(self, notes: Sequence[str]) -> None:
         """Show the endpoints that don't work, also after an answer that had nothing to do with them, unless its notes say it."""
@@ -135,8 +261,72 @@ class Dialogue:
         self._view.tables([Section("commands and keys", (), list(help_lines()))])
         return True
 
+    async def _retry(self, text: str) -> None:
+        if text:
+            raise CommandError(f"/retry: expected nothing after it, got {text!r}; /edit changes the prompt")
+        prompt = self._last_prompt("retry")
+        check_images(self._sides, has_images=bool(prompt.images))
+        await self._ask_again(prompt)
+
+    async def _edit(self, text: str) -> None:
+        former = self._last_prompt("edit")
+        if text:
+            await self._ask_again(self._prepare(text, is_edited=False))
+        elif self._has_editor:
+            self.draft, self._is_editing = former.typed, True
+        else:
+            raise CommandError("/edit: expected the new prompt after it, got none, and no terminal to edit at")
+
+    def _copy(self, _: str) -> bool:
+        answers = [turn.content.strip() for turn in self._conversation.turns if turn.role == "assistant"]
+        if not answers:
+            raise CommandError("/copy: expected an answer before it, got none")
+        if (size := len(answers[-1].encode())) > MAX_COPY:
+            raise CommandError(f"/copy: expected at most {MAX_COPY:,} bytes, got {size:,}; /save FILE writes the conversation")
+        if not self._view.copy(answers[-1]):
+            raise CommandError("/copy: expected a terminal, which has a clipboard, got none")
+        sent = f"{len(answers[-1]):,} characters of the last answer"
+        self._view.note(f"{sent} were sent to the terminal's clipboard (some terminals don't allow it)")
+        return True
+
+    async def _model(self, text: str) -> None:
+        if not text:
+            models = self._models("model")
+            self._view.note(f"device: {models.device_name or 'none'}\nserver: {models.server_name or 'none'}")
+        elif _is_device(text):
+            await self._device(text)
+        else:
+            await self._server(text)
+
+    async def _device(self, text: str) -> None:
+        before = self._models("device").device_name or "none"
+        if text and self._sides is not None:
+            self._client = await _stoppable(self._sides.change_device(text, self._changes), "/device")
+            self._show_change("device", before, self._models("device").device_name)
+        else:
+            self._view.note(f"device: {before}")
+
+    async def _server(self, text: str) -> None:
+        before = self._models("server").server_name or "none"
+        if text and self._sides is not None:
+            self._client = await _stoppable(self._sides.change_server(text.split(), self._changes), "/server")
+            self._show_change("server", before, self._models("server").server_name)
+        else:
+            self._view.note(f"server: {before}")
+
+    def _models(self, command: str) -> ChatModels:
+        models = None if self._sides is None else self._sides.models
+        if models is None:
+            raise CommandError(f"/{command}: expected a chat whose models can be changed, got one of a demo or a split model")
+        return models
+
+    def _show_change(self, side: str, before: str, after: str) -> None:
+        self._conversation.models = self._models(side)
+        self._view.note(f"{side}: {after or 'none'} from now on, before: {before}; the conversation stays")
+
     def _new(self, _: str) -> bool:
         self._conversation.forget()
+        self._asked, self._is_withdrawn = None, False
         self._store.begin()
         self._view.note("a new conversation")
         return True
@@ -175,7 +365,7 @@ class Dialogue:
         if text:
             share = parse_budget(text)
             self._client = self._client.with_options(budget=share)
-            self._budget_share = share
+            self._budget_share = self._changes["budget"] = share
         raced, drafted = "of prompt tokens may be processed by the constrained side", "of drafted tokens are verified by the server"
         what = {"race": raced, "speculate": drafted}.get(self._mode_name, f"{raced}, or {drafted}")
         self._view.note(f"budget: {self._budget_share:.0%} {what}")
@@ -185,7 +375,7 @@ class Dialogue:
         if text:
             mode = parse_mode(text)
             self._client = self._client.with_options(mode=mode)
-            self._mode_name = mode
+            self._mode_name = self._changes["mode"] = mode
         self._view.note(f"mode: {self._mode_name}")
         return True
 
@@ -194,7 +384,7 @@ class Dialogue:
             name = parse_policy(text)
             race = replace(self._client.race, policy=name)
             self._client = self._client.with_options(mode=race).with_options(mode=parse_mode(self._mode_name))
-            self._policy_name = name
+            self._policy_name = self._changes["policy"] = name
             self._view.note(f"policy: {name}")
         else:
             others = ", ".join(name for name in POLICIES if name != self._policy_name)
@@ -243,8 +433,44 @@ class Dialogue:
     def _go_on(self, path: Path, *, is_kept: bool) -> None:
         loaded = read_conversation(path)
         self._conversation.system, self._conversation.turns = loaded.system, loaded.turns
+        self._asked, self._is_withdrawn = None, False
         self._store.begin(path if is_kept else None)
         self._view.note(f"going on after {len(loaded.turns)} turns; the last prompt was: {last_prompt(loaded)}")
+        now = self._conversation.models
+        if loaded.models is not None and now is not None and loaded.models != now:
+            self._view.note(f"it was with {loaded.models}, and now is with {now}; /device and /server change them")
+
+
+def _is_device(name: str) -> bool:
+    """Return True if a model's name is a file's, the hub's or a URL, which are those of devices."""
+    return name == "packaged" or name.startswith("hf:") or "://" in name or name.endswith(".gguf") or Path(name).expanduser().is_file()
+
+
+async def _stoppable(work: Coroutine[object, object, Client], command: str) -> Client:
+    """Return what the work gives; Ctrl-C stops it.
+
+    Raises:
+        CommandError: it was stopped.
+    """
+    task = asyncio.ensure_future(work)
+    with on_interrupt(task.cancel):
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if (own := asyncio.current_task()) and own.cancelling():
+                raise  # the program ends
+            raise CommandError(f"{command}: stopped; the model is the same as before") from None
+
+
+def check_images(sides: Sides | None, *, has_images: bool) -> None:
+    """Check that a side takes the images of a prompt, before anything is sent.
+
+    Raises:
+        ConfigError: none does.
+    """
+    if has_images and (sides is None or not sides.takes_images):
+        models = None if sides is None else sides.models
+        raise ConfigError(f"image: expected a model that takes images, got {models or 'the two of this chat'}, of which none does")
 
 
 def last_prompt(conversation: Conversation) -> str:

@@ -68,8 +68,14 @@ COMMANDS = (
     Command("new", "", "forget the conversation and begin a new one"),
     Command("system", "[TEXT|off]", "show or set the system message"),
     Command("report", "[--all]", "show the report of the last answer; --all: every row of it"),
+    Command("retry", "", "answer the last prompt again, in the place of the last answer"),
+    Command("edit", "[TEXT]", "change the last prompt: its new answer takes the place of the last one"),
+    Command("copy", "", "copy the last answer to the clipboard, if the terminal allows it"),
     Command("good", "", "the last answer was good: with --quality gate, the score of the device's answers learns from it"),
     Command("bad", "", "the last answer was not good enough"),
+    Command("model", "[NAME|FILE]", "show the models, or change one: a file, hf: name or URL is the device's, any other name the server's"),
+    Command("device", "[FILE|hf:NAME|URL|off]", "show or change the model on this machine; the conversation stays"),
+    Command("server", "[MODEL [URL [KEY_VARIABLE]]|off]", "show or change the remote model; the conversation stays"),
     Command("pace", "[N|reading|listening|smooth|off]", "show or set how fast text appears, in tokens per second"),
     Command("budget", "[0..1]", "show or set the share of the work for the expensive side"),
     Command("mode", "[race|speculate|auto]", "show or set whether one side writes or the device drafts and the server verifies"),
@@ -121,7 +127,9 @@ def help_lines() -> list[tuple[str, str]]:
         ("Alt-Enter", "new line (so does a backslash at the end of the line)"),
         ("Ctrl-C", "stop the answer; what was said so far stays in the conversation"),
         ("Up, Ctrl-R", "earlier prompts"),
+        ("@FILE", "at the beginning of a line: send this file of text, or image"),
         ("//text", "a prompt that begins with a slash"),
+        ("@@text", "a line that begins with @"),
     ]
     return commands + keys
 

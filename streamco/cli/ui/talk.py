@@ -7,7 +7,7 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -15,12 +15,13 @@ from msgspec import Struct
 
 from streamco.cli.options import budget_of
 from streamco.cli.ui.answer import AnswerSettings, read_answer
+from streamco.cli.ui.attachments import Attachment, Prompt, attach, size_text, without_marks
 from streamco.cli.ui.control_characters import escaped, print_plain
 from streamco.cli.ui.conversation_store import ConversationStore, conversation_folder, may_save, read_conversation
 from streamco.cli.ui.history import Conversation, state_path
 from streamco.cli.ui.interrupt import quiet_keyboard
 from streamco.cli.ui.log_handler import log_to_view
-from streamco.cli.ui.repl import Dialogue, last_prompt
+from streamco.cli.ui.repl import Dialogue, Sides, check_images, last_prompt
 from streamco.cli.ui.slash_commands import USUAL_PACE
 from streamco.cli.ui.view import PlainView, View
 from streamco.client.client import Client
@@ -103,10 +104,17 @@ def _missing(error: ImportError) -> ConfigError:
 
 
 class OpenConversation(Struct):
-    """The conversation that a command goes on with, and what keeps it."""
+    """The conversation that a command goes on with, and what keeps it.
+
+    Args:
+        conversation: the turns, and the models that they are with.
+        store: keeps them.
+        note: a line about its models, for its user; "": none.
+    """
 
     conversation: Conversation
     store: ConversationStore
+    note: str = ""
 
 
 def open_conversation(args: argparse.Namespace) -> OpenConversation:
@@ -145,10 +153,36 @@ def join_prompt(piped: str, prompt: str | None) -> str:
     return "\n\n".join(parts)
 
 
-async def answer_prompt(client: Client, args: argparse.Namespace, view: View, kept: OpenConversation | None = None) -> int:
-    """Answer ``--prompt`` and return the exit code. ``kept``: the conversation that it belongs to; None: one that isn't kept."""
+async def answer_prompt(
+    client: Client,
+    args: argparse.Namespace,
+    view: View,
+    kept: OpenConversation | None = None,
+    *,
+    sides: Sides | None = None,
+    files: Sequence[Attachment] = (),
+) -> int:
+    """Answer ``--prompt`` and return the exit code.
+
+    Args:
+        client: makes the answer.
+        args: the options of the command.
+        view: shows it.
+        kept: the conversation that it belongs to; None: one that isn't kept.
+        sides: the models; None: they take text alone.
+        files: files that are sent before the prompt.
+
+    Raises:
+        ConfigError: the files can't be sent.
+    """
     kept = kept or OpenConversation(Conversation(args.system), ConversationStore(None))
-    kept.conversation.ask(args.prompt)
+    prompt = attach(Prompt(args.prompt, args.prompt), files)
+    kept.conversation.ask(prompt.text, prompt.images)
+    check_images(sides, has_images=kept.conversation.has_images)
+    if kept.note:
+        view.note(kept.note)
+    for file in prompt.files:
+        view.note(f"sent with it: {file.name}, {size_text(file.size)}")
     answer = await read_answer(client, kept.conversation.messages(), settings_of(args), view)
     kept.conversation.answer(answer.text, is_stopped=bool(answer.ending))
     kept.store.keep(kept.conversation)
@@ -158,7 +192,14 @@ async def answer_prompt(client: Client, args: argparse.Namespace, view: View, ke
 
 
 async def converse(
-    client: Client, args: argparse.Namespace, view: View, kept: OpenConversation | None = None, *, saves_prompts: bool = True
+    client: Client,
+    args: argparse.Namespace,
+    view: View,
+    kept: OpenConversation | None = None,
+    *,
+    saves_prompts: bool = True,
+    sides: Sides | None = None,
+    files: Sequence[Attachment] = (),
 ) -> int:
     """Answer prompts until the user leaves or the lines end; return 1 if an answer to a line failed, else 0.
 
@@ -168,6 +209,8 @@ async def converse(
         view: shows them.
         kept: the conversation to go on with; None: a new one that isn't kept.
         saves_prompts: keep typed prompts in a file, for the key Up.
+        sides: the models, which commands may change; None: they can't.
+        files: files that are sent with the first prompt.
     """
     kept = kept or OpenConversation(Conversation(args.system), ConversationStore(None))
     dialogue = Dialogue(
@@ -179,15 +222,22 @@ async def converse(
         policy=args.policy,
         mode="split" if args.split else args.mode,
         store=kept.store,
+        sides=sides,
+        files=files,
+        has_editor=is_interactive(args),
     )
     if kept.conversation.turns:
         view.note(f"going on after {len(kept.conversation.turns)} turns; the last prompt was: {last_prompt(kept.conversation)}")
+    if kept.note:
+        view.note(kept.note)
+    if files:
+        view.note(f"the first prompt is sent with {', '.join(file.name for file in files)}")
     if is_interactive(args):
         history = _history_path() if saves_prompts else None
         await _talk_to_person(dialogue, view, history, color=not args.no_color and args.theme != "mono")
         return 0
     async for line in lines_of():
-        if not await dialogue.handle(line):
+        if not await dialogue.handle(without_marks(line)):
             break
         if dialogue.was_stopped:
             return 130
@@ -207,14 +257,18 @@ async def _talk_to_person(dialogue: Dialogue, view: View, history: Path | None, 
 
 async def _talk(dialogue: Dialogue, view: View, editor: Editor) -> None:
     while True:
+        draft, dialogue.draft = dialogue.draft, ""
         try:
-            line = await editor.read()
+            line = await editor.read(draft)
         except KeyboardInterrupt:
+            dialogue.end_editing()
             view.note("Ctrl-D or /quit leaves")
             continue
         except EOFError:
             return
-        if line and not await dialogue.handle(line):
+        if not line:
+            dialogue.end_editing()
+        elif not await dialogue.handle(line):
             return
 
 

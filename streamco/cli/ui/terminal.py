@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -212,6 +213,11 @@ class TerminalView:
             self.console.print(Text(section.title, style=self.theme.title))
             self.console.print(self._table(section))
         self.console.print()
+
+    def copy(self, text: str) -> bool:
+        """Send the text to the terminal's clipboard, by OSC 52; whether the terminal took it, it doesn't say."""
+        self._write(f"\x1b]52;c;{base64.b64encode(printable(text).encode()).decode()}\x07")
+        return True
 
     def _table(self, section: Section) -> Table:
         table = Table(box=None, show_header=bool(section.heads), header_style=self.theme.quiet, padding=(0, 1))

@@ -54,6 +54,10 @@ class View(Protocol):
         """Show the sections, each as a table."""
         ...
 
+    def copy(self, text: str) -> bool:
+        """Ask the terminal to take the text into its clipboard; return False if there is no terminal."""
+        ...
+
 
 class PlainView:
     """A view without escape sequences, not even those of a server on a terminal: the answers on ``out``, everything else on ``err``."""
@@ -120,6 +124,10 @@ class PlainView:
     def tables(self, sections: Sequence[Section]) -> None:
         """Print the sections on ``err``, as plain text with aligned columns."""
         self.note(sections_to_text(sections))
+
+    def copy(self, text: str) -> bool:
+        """Return False: plain text has no clipboard."""
+        return False
 
     def _end_line(self) -> None:
         if not self._at_line_start:

@@ -1,31 +1,77 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pytest
+
 from streamco.cli.ui.answer import AnswerSettings
-from streamco.cli.ui.history import Conversation
-from streamco.cli.ui.repl import Dialogue
+from streamco.cli.ui.attachments import TYPED_AT, Attachment
+from streamco.cli.ui.history import ChatModels, Conversation, Turn
+from streamco.cli.ui.repl import MAX_COPY, Dialogue
 from streamco.cli.ui.view import PlainView
 from streamco.client.client import Client
 from streamco.client.modes.race.mode import Race
 from streamco.client.modes.race.quality_gate import QualityGate
-from streamco.errors import EndpointStatusError, EndpointTimeoutError
+from streamco.endpoints.base import Capabilities
+from streamco.errors import EndpointStatusError, EndpointTimeoutError, EngineError
 from streamco.testing.endpoint import ScriptedEndpoint
+
+
+class Clipboard(PlainView):
+    """A view with a clipboard."""
+
+    copied = ""
+
+    def copy(self, text: str) -> bool:
+        self.copied = text
+        return True
+
+
+class FakeSides:
+    """ChatModels whose client stays the same. ``broken`` can't be loaded."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.models: ChatModels | None = ChatModels("tiny.gguf", server="large")
+        self.takes_images = False
+        self.settings: Mapping[str, object] = {}
+
+    async def change_device(self, name: str, settings: Mapping[str, object]) -> Client:
+        if name == "broken":
+            raise EngineError("expected a GGUF file, got something else", endpoint="device")
+        self.models, self.settings = ChatModels(name, server="large"), dict(settings)
+        return self.client
+
+    async def change_server(self, words: Sequence[str], settings: Mapping[str, object]) -> Client:
+        self.models, self.settings = ChatModels("tiny.gguf", None, *words), dict(settings)
+        return self.client
 
 
 class Talk:
     """A dialogue with two scripted endpoints."""
 
-    def __init__(self, mode: Race | None = None) -> None:
+    def __init__(self, mode: Race | None = None, *, has_editor: bool = False, files: Sequence[Attachment] = ()) -> None:
         self.device = ScriptedEndpoint("device", [(0.0, "Yes.")], kind="device")
         self.server = ScriptedEndpoint("server", [(0.05, "No.")])
         self.client = Client(self.device, self.server, mode=mode or Race())
         self.out, self.err = io.StringIO(), io.StringIO()
         self.conversation = Conversation()
         self.settings = AnswerSettings()
-        view = PlainView(self.out, self.err)
-        self.dialogue = Dialogue(self.client, view, self.conversation, self.settings, budget=0.3, policy="auto")
+        self.view = Clipboard(self.out, self.err)
+        self.sides = FakeSides(self.client)
+        self.dialogue = Dialogue(
+            self.client,
+            self.view,
+            self.conversation,
+            self.settings,
+            budget=0.3,
+            policy="auto",
+            sides=self.sides,
+            has_editor=has_editor,
+            files=files,
+        )
 
     async def say(self, *lines: str) -> str:
         """What is said on stderr to these lines."""
@@ -177,3 +223,163 @@ async def test_an_endpoint_that_does_not_work_is_said_after_each_answer() -> Non
         assert "error: " not in said
         said = await talk.say("/policy device-first", "two")
         assert said.endswith("error: server failed (EndpointStatusError 401)\n")
+
+
+def contents(conversation: Conversation) -> list[str]:
+    return [turn.content for turn in conversation.turns]
+
+
+async def test_retry_replaces_the_last_answer() -> None:
+    talk = Talk()
+    async with talk.client:
+        assert "/retry: expected a prompt before it, got none" in await talk.say("/retry")
+        await talk.say("one", "two")
+        talk.device.script = [(0.0, "Other.")]
+        await talk.say("/retry")
+        assert "expected nothing after it" in await talk.say("/retry now")
+    assert contents(talk.conversation) == ["one", "Yes.", "two", "Other."]
+    assert [message["content"] for message in talk.device.streams[-1].request.messages or ()] == ["one", "Yes.", "two"]
+
+
+async def test_a_retry_that_fails_leaves_the_last_answer_and_can_be_repeated() -> None:
+    talk = Talk()
+    error = EndpointStatusError("broken", status=500, endpoint="device")
+    async with talk.client:
+        await talk.say("one")
+        talk.device.script, talk.server.script = [(0.0, error)], [(0.0, error)]
+        assert "the last answer stays in the conversation" in await talk.say("/retry")
+        assert contents(talk.conversation) == ["one", "Yes."]
+        talk.device.script = [(0.0, "Again.")]
+        await talk.say("/retry")
+    assert contents(talk.conversation) == ["one", "Again."]
+
+
+async def test_a_prompt_that_got_no_answer_is_retried() -> None:
+    talk = Talk()
+    error = EndpointStatusError("broken", status=500, endpoint="device")
+    script, talk.device.script, talk.server.script = talk.device.script, [(0.0, error)], [(0.0, error)]
+    async with talk.client:
+        await talk.say("one")
+        assert contents(talk.conversation) == []
+        talk.device.script = script
+        await talk.say("/retry")
+    assert contents(talk.conversation) == ["one", "Yes."]
+
+
+async def test_the_last_prompt_of_a_loaded_conversation_is_retried() -> None:
+    talk = Talk()
+    talk.conversation.turns = [Turn("user", "one"), Turn("assistant", "No.")]
+    async with talk.client:
+        await talk.say("/retry")
+        assert contents(talk.conversation) == ["one", "Yes."]
+        assert "expected a prompt before it" in await talk.say("/new", "/retry")
+
+
+async def test_edit_gives_the_prompt_back_and_the_next_line_takes_its_place() -> None:
+    talk = Talk(has_editor=True)
+    async with talk.client:
+        await talk.say("one", "/edit")
+        assert talk.dialogue.draft == "one"
+        await talk.say("one more")
+        assert contents(talk.conversation) == ["one more", "Yes."]
+        await talk.say("/edit", "/pace", "two")
+        assert contents(talk.conversation) == ["one more", "Yes.", "two", "Yes."], "a command gives the edit up"
+        await talk.say("/edit")
+        talk.dialogue.end_editing()
+        await talk.say("three")
+    assert len(talk.conversation.turns) == 6
+
+
+async def test_without_an_editor_the_new_prompt_follows_the_command() -> None:
+    talk = Talk()
+    async with talk.client:
+        assert "/edit: expected the new prompt after it, got none" in await talk.say("one", "/edit")
+        await talk.say("/edit two")
+    assert contents(talk.conversation) == ["two", "Yes."]
+
+
+async def test_copy_takes_the_last_answer_if_it_is_not_too_long() -> None:
+    talk = Talk()
+    async with talk.client:
+        assert "/copy: expected an answer before it, got none" in await talk.say("/copy")
+        assert "4 characters of the last answer were sent to the terminal's clipboard" in await talk.say("one", "/copy")
+        assert talk.view.copied == "Yes."
+        talk.conversation.answer("é" * (MAX_COPY // 2 + 1))
+        assert "/copy: expected at most 75,000 bytes, got 75,002" in await talk.say("/copy")
+
+
+async def test_plain_text_has_no_clipboard() -> None:
+    talk = Talk()
+    talk.view.copy = lambda text: PlainView.copy(talk.view, text)  # type: ignore[method-assign]
+    async with talk.client:
+        assert "/copy: expected a terminal" in await talk.say("one", "/copy")
+
+
+async def test_models_are_shown_and_changed_and_the_conversation_stays() -> None:
+    talk = Talk()
+    async with talk.client:
+        assert await talk.say("/model") == "device: tiny.gguf\nserver: large\n"
+        assert await talk.say("one", "/budget 0.5", "/policy both") != ""
+        said = await talk.say("/device other.gguf")
+        assert said == "device: other.gguf from now on, before: tiny.gguf; the conversation stays\n"
+        assert talk.sides.settings == {"budget": 0.5, "policy": "both"}
+        assert "server: small at http://host from now on, before: large" in await talk.say("/server small http://host")
+        assert "server: huge from now on" in await talk.say("/model huge")
+        assert "device: third.gguf from now on" in await talk.say("/model third.gguf")
+        await talk.say("two")
+    assert contents(talk.conversation) == ["one", "Yes.", "two", "Yes."]
+    assert talk.conversation.models == ChatModels("third.gguf", server="large")
+
+
+async def test_a_model_that_cannot_be_loaded_leaves_the_old_one() -> None:
+    talk = Talk()
+    async with talk.client:
+        assert await talk.say("/device broken") == "error: device: expected a GGUF file, got something else\n"
+        assert await talk.say("/device") == "device: tiny.gguf\n"
+        talk.sides.models = None
+        assert "/server: expected a chat whose models can be changed" in await talk.say("/server other")
+
+
+async def test_a_typed_file_is_named_and_sent_and_one_that_is_missing_is_not(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text("print(1)")
+    talk = Talk(has_editor=True)
+    async with talk.client:
+        missing = f"{TYPED_AT}{tmp_path}/nosuch why?"
+        assert "expected a file, got nothing there" in await talk.say(missing)
+        assert (talk.dialogue.draft, talk.device.streams) == (missing, [])
+        assert "sent with it: main.py, 8 bytes of text" in await talk.say(f"{TYPED_AT}{tmp_path}/main.py why?")
+        await talk.say("/edit")
+        assert talk.dialogue.draft == f"{TYPED_AT}{tmp_path}/main.py why?"
+        await talk.say(f"@{tmp_path}/main.py")
+    assert contents(talk.conversation) == [f"@{tmp_path}/main.py", "Yes."]
+
+
+async def test_attached_files_go_with_the_first_prompt() -> None:
+    talk = Talk(files=[Attachment("a.txt", 2, "hi")])
+    async with talk.client:
+        await talk.say("/pace", "one", "two")
+    assert contents(talk.conversation)[::2] == ["a.txt:\n```\nhi\n```\n\none", "two"]
+
+
+async def test_an_image_is_refused_before_anything_is_sent_unless_a_side_takes_it() -> None:
+    image = Attachment("a.png", 3, image="data:image/png;base64,AAAA")
+    talk = Talk(Race(policy="server-only"), files=[image])
+    async with talk.client:
+        said = await talk.say("what?")
+        assert said == "error: image: expected a model that takes images, got tiny.gguf and large, of which none does\n"
+        assert (talk.conversation.turns, talk.server.streams) == ([], [])
+        talk.sides.takes_images = True
+        talk.server.capabilities = Capabilities(images=True)
+        assert "sent with it: a.png, 3 bytes of an image" in await talk.say("what?")
+        sent = (talk.server.streams[-1].request.messages or [])[-1]["content"]
+    assert sent == [{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": {"url": image.image}}]
+
+
+@pytest.mark.parametrize("same", [True, False])
+async def test_a_loaded_conversation_with_other_models_says_so(same: bool, tmp_path: Path) -> None:
+    talk, path = Talk(), tmp_path / "a.json"
+    async with talk.client:
+        await talk.say("/device tiny.gguf", "one", f"/save {path}")
+        await talk.say("/new") if same else await talk.say("/device new.gguf")
+        said = await talk.say(f"/load {path}")
+    assert ("it was with tiny.gguf and large, and now is with new.gguf and large" in said) is not same
