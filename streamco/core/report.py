@@ -25,6 +25,7 @@ from streamco.core.report_parts import (
 from streamco.core.report_text import (
     Section,
     endpoint_section,
+    format_confidence,
     format_joules,
     format_saving,
     format_seconds,
@@ -161,13 +162,8 @@ def report_sections(report: Report, *, is_short: bool = False) -> list[Section]:
     plan = [] if report.plan is None else [plan_section(report.plan)]
     begin = [_short_section(report)] if is_short else [_answer_section(report)]
     end = [] if is_short else [_dispatch_section(report)]
-    endpoints = [] if is_short and _is_told(report) else [endpoint_section(report.endpoints, is_short=is_short)]
+    endpoints = [endpoint_section(report.endpoints, is_short=is_short)] if len(report.endpoints) > 1 or not is_short else []
     return [*begin, *notes, *plan, *drafts, *trips, *end, *endpoints]
-
-
-def _is_told(report: Report) -> bool:
-    """Return True if the table of the endpoints would repeat what the table of the answer says."""
-    return len(report.endpoints) < 2 and not any(part.error or part.confidence for part in report.endpoints)
 
 
 def _short_section(report: Report) -> Section:
@@ -175,10 +171,15 @@ def _short_section(report: Report) -> Section:
     wasted = [("tokens not delivered", str(report.wasted_tokens))] if report.wasted_tokens else []
     energy = [("energy on this device", _energy(report))] if report.is_energy_measured else []
     ended = [("ended because of", report.finish_reason)] if report.finish_reason not in (None, "stop") else []
+    alone = report.endpoints[0] if len(report.endpoints) == 1 else None
+    confidence = [("confidence", format_confidence(alone.confidence))] if alone and alone.confidence else []
+    error = [("error", alone.error)] if alone and alone.error else []
     is_limited = dispatch.is_borrowed or "budget" in dispatch.reason
     rows = [
         ("answered by", report.winner or "no endpoint"),
         ("why", dispatch.reason),
+        *error,
+        *confidence,
         *grade_rows(report.grade),
         *(row for change in report.hand_overs for row in _change_rows(report, change)),
         *_time_rows(report),

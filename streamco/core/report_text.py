@@ -13,6 +13,7 @@ from streamco.core.report_parts import AnswerPlan, EndpointReport, Grade, Shadow
 __all__ = [
     "Section",
     "endpoint_section",
+    "format_confidence",
     "format_grade",
     "format_joules",
     "format_saving",

@@ -265,7 +265,7 @@ def test_the_last_exchange_is_asked_again_edited_and_copied(chat: Terminal) -> N
     chat.expect("You said 'one more' in 1 messages.")
     chat.expect("budget ")
     chat.type("/copy\r")
-    chat.expect("characters of the last answer were sent to the terminal's clipboard")
+    chat.expect("characters to the terminal's clipboard")
     assert "\x1b]52;c;WW91IHNhaWQgJ29uZSBtb3JlJyBpbiAxIG1lc3NhZ2VzLg==\x07" in chat.raw
 
 

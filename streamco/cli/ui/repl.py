@@ -285,8 +285,7 @@ class Dialogue:
             raise CommandError(f"/copy: expected at most {MAX_COPY:,} bytes, got {size:,}; /save FILE writes the conversation")
         if not self._view.copy(answers[-1]):
             raise CommandError("/copy: expected a terminal, which has a clipboard, got none")
-        sent = f"{len(answers[-1]):,} characters of the last answer"
-        self._view.note(f"{sent} were sent to the terminal's clipboard (some terminals don't allow it)")
+        self._view.note(f"copied {len(answers[-1]):,} characters to the terminal's clipboard, if it allows that")
         return True
 
     async def _model(self, text: str) -> None:

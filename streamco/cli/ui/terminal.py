@@ -212,6 +212,9 @@ class TerminalView:
             self.console.print()
             self.console.print(Text(section.title, style=self.theme.title))
             self.console.print(self._table(section))
+            for row in section.rows:
+                if section.heads and len(row) == 1:  # a sentence, which would make the first column wide
+                    self.console.print(Text(f" {printable(row[0])}", self.theme.quiet))
         self.console.print()
 
     def copy(self, text: str) -> bool:
@@ -223,7 +226,7 @@ class TerminalView:
         table = Table(box=None, show_header=bool(section.heads), header_style=self.theme.quiet, padding=(0, 1))
         for head in section.heads or ("", ""):
             table.add_column(head, overflow="fold")
-        for row in section.rows:
+        for row in [row for row in section.rows if len(row) > 1 or not section.heads]:
             kind = self._kinds.get(row[0], "")
             style = self.theme.tint(kind) if kind else self.theme.quiet
             table.add_row(*(Text(printable(cell), style if index == 0 else "") for index, cell in enumerate(row)))

@@ -302,7 +302,7 @@ async def test_copy_takes_the_last_answer_if_it_is_not_too_long() -> None:
     talk = Talk()
     async with talk.client:
         assert "/copy: expected an answer before it, got none" in await talk.say("/copy")
-        assert "4 characters of the last answer were sent to the terminal's clipboard" in await talk.say("one", "/copy")
+        assert "copied 4 characters to the terminal's clipboard" in await talk.say("one", "/copy")
         assert talk.view.copied == "Yes."
         talk.conversation.answer("é" * (MAX_COPY // 2 + 1))
         assert "/copy: expected at most 75,000 bytes, got 75,002" in await talk.say("/copy")
