@@ -1,11 +1,15 @@
-"""``streamco models``: GGUF files of the package index and of Hugging Face's hub, listed and deleted."""
+"""``streamco models``: the GGUF files on this machine that chat can use, and those of the package index and Hugging Face's hub."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+from msgspec import Struct
+
+from streamco.cli.ui.attachments import size_text
 from streamco.cli.ui.control_characters import print_plain
 from streamco.endpoints.address import is_url
 from streamco.errors import ConfigError
@@ -14,10 +18,29 @@ __all__ = ["add_arguments", "run"]
 
 DESCRIPTION = """\
 Models are named as hf:org/repo:QUANT, such as hf:Qwen/Qwen2.5-1.5B-Instruct-GGUF:Q4_K_M; without QUANT it is Q4_K_M.
-They lie in the cache that Hugging Face's programs share. chat, serve and proxy take the same names.
+They lie in the cache that Hugging Face's programs share. chat, serve and proxy take the same names, and the path of any file.
 The name packaged is a model of 135 million parameters to try things out, from the package index.
+list shows that one and what is in streamco's own cache folder, too.
 """
-UNITS = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"))
+
+
+PACKAGED = "packaged"
+
+
+class LocalModel(Struct, frozen=True):
+    """A GGUF file on this machine.
+
+    Args:
+        name: what it is called in the list.
+        path: where it is.
+        size: bytes.
+        files: what is deleted with it; (): it can't be deleted.
+    """
+
+    name: str
+    path: Path
+    size: int
+    files: tuple[Path, ...] = ()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +126,7 @@ def print_file(path: Path) -> int:
 
 def list_models() -> int:
     """Print the models on this machine: size, name and path."""
-    found = [(size_text(size), name, str(path)) for name, path, size in local_models()]
+    found = [(size_text(each.size), each.name, str(each.path)) for each in local_models()]
     if not found:
         print_plain("no models; streamco models get packaged downloads a small one, hf:org/repo:QUANT another", sys.stderr)
         return 0
@@ -113,63 +136,75 @@ def list_models() -> int:
     return 0
 
 
-def local_models() -> list[tuple[str, Path, int]]:
-    """Return name, path and size of each model: the packaged one, and those of the hub's cache."""
+def local_models() -> list[LocalModel]:
+    """Return the models on this machine: the packaged one, those in streamco's cache folder, and those of the hub's cache."""
     from streamco.endpoints import model_files
     from streamco.engines.llamacpp.bundled_model import packaged_model
     from streamco.errors import EngineError
 
-    found: list[tuple[str, Path, int]] = []
-    try:
+    found = _own_models()
+    with suppress(EngineError):
         path = packaged_model()
-    except EngineError:
-        pass
-    else:
-        found.append(("packaged", path, path.stat().st_size))
+        files = tuple(each.path for each in found if each.path == path)  # else it is in its package
+        found = [LocalModel(PACKAGED, path, path.stat().st_size, files), *(each for each in found if each.path != path)]
     if model_files.has_hub():
-        found += [(each.name, each.path, each.size) for each in model_files.cached_models()]
+        hub = model_files.cached_models()
+        found += [LocalModel(each.name, each.path, each.size, (*each.links, *each.data)) for each in hub]
+    return found
+
+
+def _own_models() -> list[LocalModel]:
+    """Return the whole models in streamco's cache folder; parts of split ones and files that are being made are no models for a chat."""
+    from streamco.engines.llamacpp.cache_dir import cache_folder
+    from streamco.engines.llamacpp.model_parts import is_gguf, is_part
+
+    found = []
+    with suppress(OSError):  # no folder
+        for path in sorted(cache_folder("models").glob("[!.]*.gguf")):
+            with suppress(OSError):  # deleted in the meantime, or of another user
+                if is_gguf(path) and not is_part(path):
+                    found.append(LocalModel(path.name, path, path.stat().st_size, (path,)))
     return found
 
 
 def remove_model(model: str, *, is_agreed: bool) -> int:
-    """Delete a model of the hub's cache.
+    """Delete a model that ``local_models`` has.
 
     Raises:
         ConfigError: there is no such model, it can't be deleted, or there is no terminal to ask at.
     """
     from streamco.endpoints import model_files
 
-    path, files = _named(model)
-    if not is_agreed and not _agrees(f"delete {path}, {size_text(path.stat().st_size)}?"):
+    found = _named(model)
+    if not is_agreed and not _agrees(f"delete {found.path}, {size_text(found.size)}?"):
         return 1
-    model_files.remove(files)
-    print_plain(f"deleted {path}")
+    model_files.remove(found.files)
+    print_plain(f"deleted {found.path}")
     return 0
 
 
-def _named(model: str) -> tuple[Path, list[Path]]:
-    """Return where a model is, and all that is to be deleted with it.
+def _named(model: str) -> LocalModel:
+    """Return a model that the list shows, by its name or path.
 
     Raises:
-        ConfigError: there is no such model, or there are several.
+        ConfigError: there is no such model, there are several, or it can't be deleted.
     """
     from streamco.endpoints import model_files
+    from streamco.engines.llamacpp.bundled_model import PACKAGE
 
     if model_files.is_hub_name(model):
         name = model_files.parse_hub_name(model)
         cached = model_files.find_cached(name)
         if cached is None:
             raise ConfigError(f"{name}: expected it in the cache, got nothing")
-        return cached.path, [*cached.links, *cached.data]
-    for cached in model_files.cached_models() if model_files.has_hub() else ():
-        if str(cached.path) == model:
-            return cached.path, [*cached.links, *cached.data]
-    raise ConfigError(f"models rm: expected a name or a path that `streamco models list` shows, got {model!r}")
-
-
-def size_text(size: int) -> str:
-    """Return a size in bytes as text, such as ``1.1 GB``."""
-    return next((f"{size / unit:.1f} {name}" for unit, name in UNITS if size >= unit), f"{size} bytes")
+        return LocalModel(cached.name, cached.path, cached.size, (*cached.links, *cached.data))
+    found = next((each for each in local_models() if model in {each.name, str(each.path)}), None)
+    if found is None:
+        raise ConfigError(f"models rm: expected a name or a path that `streamco models list` shows, got {model!r}")
+    if not found.files:
+        package = PACKAGE.replace("_", "-")
+        raise ConfigError(f"models rm: expected a model of a cache, got the one of the package {package}: pip uninstall {package}")
+    return found
 
 
 def _agrees(question: str) -> bool:

