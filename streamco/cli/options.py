@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar
 
 from streamco.cli.ui.slash_commands import MODES, POLICIES, USUAL_PACE, parse_budget, parse_pace_text, parse_policy
 from streamco.endpoints.base import TokenPrices
@@ -19,6 +19,7 @@ __all__ = [
     "DRAFTERS",
     "DRAFTER_HELP",
     "add_answer_arguments",
+    "add_client_key_arguments",
     "add_conversation_arguments",
     "add_look_arguments",
     "add_prompt_arguments",
@@ -47,6 +48,29 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("text", nargs="?", metavar="PROMPT", help="answer this and leave; the same as --prompt")
     group.add_argument("--prompt", metavar="TEXT", help="answer this and leave; text on stdin, such as a file, is sent before it")
     group.add_argument("--json", action="store_true", help="with --prompt: print one JSON object, the text and the whole report, on stdout")
+
+
+class _RefuseKey(argparse.Action):
+    """Refuses a key on the command line, without repeating it."""
+
+    def __call__(self, *_: object) -> NoReturn:
+        raise argparse.ArgumentError(
+            self,
+            f"expected no key on the command line, where other users and logs see it, got one; put it into {self.const}, or into another "
+            "environment variable that --client-key-env names",
+        )
+
+
+def add_client_key_arguments(group: argparse._ArgumentGroup, variable: str, *, action: Literal["store", "append"] = "store") -> None:
+    """Add the option for the key that clients must send; ``variable``: the environment variable that holds it by default."""
+    more = "; again for each of several" if action == "append" else ""
+    group.add_argument(
+        "--client-key-env",
+        action=action,
+        metavar="VAR",
+        help=f"environment variable with the key that clients must send as bearer token{more} ({variable}, if it is set)",
+    )
+    group.add_argument("--api-key", action=_RefuseKey, const=variable, help=argparse.SUPPRESS)
 
 
 def take_prompt(args: argparse.Namespace) -> None:
@@ -233,8 +257,8 @@ def prices(text: str) -> TokenPrices:
         raise ConfigError(f"expected two prices such as 0.15/0.6, got {text!r}") from None
 
 
-def api_key_of(variable: str | None) -> str | None:
-    """Return the key in that environment variable; None leaves it to the endpoint's own default.
+def api_key_of(variable: str | None, setting: str = "--api-key-env") -> str | None:
+    """Return the key in that environment variable; None leaves it to the endpoint's own default. ``setting``: the option that names it.
 
     Raises:
         ConfigError: the variable isn't set, or the text is no variable's name (it is not repeated, because it may be a key).
@@ -243,7 +267,7 @@ def api_key_of(variable: str | None) -> str | None:
         return None
     from streamco.endpoints.address import read_key
 
-    return read_key(variable, setting="--api-key-env")
+    return read_key(variable, setting=setting)
 
 
 def model_file(path: str, name: str) -> Path:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamco.cli.options import DRAFTER_HELP, DRAFTERS, option, whole_number
+from streamco.cli.options import DRAFTER_HELP, DRAFTERS, add_client_key_arguments, api_key_of, option, prices, whole_number
 from streamco.cli.runtime import run_async
 from streamco.cli.serving import check_descriptor, serve_until_stopped
 from streamco.cli.ui.control_characters import escaped, print_plain
@@ -15,7 +15,7 @@ from streamco.cli.ui.slash_commands import MODES, parse_budget, parse_pace_text,
 from streamco.errors import ConfigError
 
 if TYPE_CHECKING:
-    from streamco.proxy.config import DeviceSection, ProxyConfig, SplitSection
+    from streamco.proxy.config import DeviceSection, ProxyConfig, ServerSection, SplitSection
 
 __all__ = ["add_arguments", "run"]
 
@@ -48,6 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     endpoints.add_argument("--server", metavar="MODEL", help="name of a remote model; takes the place of the file's servers")
     endpoints.add_argument("--base-url", metavar="URL", help="base URL of the server named by --server (OpenAI's own)")
     endpoints.add_argument("--api-key-env", metavar="VAR", help="environment variable with that server's key (OPENAI_API_KEY)")
+    endpoints.add_argument(
+        "--prices",
+        type=option(prices),
+        metavar="PROMPT/ANSWER",
+        help="that server's prices in US dollars per million tokens, such as 0.15/0.6 (known for common models)",
+    )
     endpoints.add_argument(
         "--split",
         action="append",
@@ -91,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listen = parser.add_argument_group("listening")
     listen.add_argument("--host", default=argparse.SUPPRESS, help="address to listen on (127.0.0.1)")
     listen.add_argument("--port", default=argparse.SUPPRESS, type=int, help="0: any free one (8080)")
-    listen.add_argument("--api-key", metavar="KEY", help="what clients must send as bearer token ($STREAMCO_PROXY_KEY)")
+    add_client_key_arguments(listen, "STREAMCO_PROXY_KEY")
     listen.add_argument(
         "--callers", metavar="FILE", help="several keys with budgets and rates, in the place of one: the file of streamco callers"
     )
@@ -132,7 +138,8 @@ async def _proxy(args: argparse.Namespace, config: ProxyConfig) -> int:
     from streamco.proxy.app import serving
     from streamco.proxy.from_config import build_client, build_options, keep_profile
 
-    options = build_options(config, args.api_key)
+    api_key_of(args.client_key_env, "--client-key-env")  # a variable that was named must be set
+    options = build_options(config)
     options.check_exposure()
     async with exporting(is_on=config.proxy.otel) as observers, build_client(config) as client:
         for each in observers:
@@ -157,14 +164,10 @@ def effective_config(args: argparse.Namespace) -> ProxyConfig:
     """
     from msgspec.structs import replace
 
-    from streamco.proxy.config import CallersSection, ProxyConfig, ServerSection, load_config
+    from streamco.proxy.config import CallersSection, ProxyConfig, load_config
 
     config = ProxyConfig() if args.config is None else load_config(args.config)
-    device, servers, split = config.device, config.server, _split_section(args, config)
-    if args.server is not None:
-        servers = (ServerSection(model=args.server, base_url=args.base_url, api_key_env=args.api_key_env),)
-    elif args.base_url is not None or args.api_key_env is not None:
-        raise ConfigError("--base-url, --api-key-env: expected --server MODEL beside them, got none")
+    device, servers, split = config.device, _server_sections(args, config), _split_section(args, config)
     if split is not None:
         split = replace(split, threads=args.threads or split.threads)
     else:
@@ -172,6 +175,8 @@ def effective_config(args: argparse.Namespace) -> ProxyConfig:
     proxy = _given(args, "host", "port", "max_streams", "keepalive")
     if "cors" in args:
         proxy["cors"] = tuple(args.cors)
+    if args.client_key_env is not None:
+        proxy["api_key_env"] = args.client_key_env
     if args.no_auth:
         proxy["allow_open"] = True
     if args.page:
@@ -197,6 +202,23 @@ def effective_config(args: argparse.Namespace) -> ProxyConfig:
         speculate=replace(config.speculate, **speculate),
         callers=callers,
     )
+
+
+def _server_sections(args: argparse.Namespace, config: ProxyConfig) -> tuple[ServerSection, ...]:
+    """Return the servers: the named one alone, else the file's.
+
+    Raises:
+        ConfigError: an option that a server needs is named without it.
+    """
+    from streamco.proxy.config import PriceTable, ServerSection
+
+    if args.server is not None:
+        table = None if args.prices is None else PriceTable.per_million(args.prices)
+        return (ServerSection(model=args.server, base_url=args.base_url, api_key_env=args.api_key_env, prices=table),)
+    for name in ("base_url", "api_key_env", "prices"):
+        if getattr(args, name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')}: expected --server MODEL beside it, got none")
+    return config.server
 
 
 def _device_section(args: argparse.Namespace, section: DeviceSection | None, *, is_alone: bool) -> DeviceSection | None:

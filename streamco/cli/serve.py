@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from streamco.cli.options import add_client_key_arguments, api_key_of
 from streamco.cli.runtime import run_async
 from streamco.cli.serving import check_descriptor, serve_until_stopped
 from streamco.cli.ui.control_characters import print_plain
@@ -61,9 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listen = parser.add_argument_group("listening")
     listen.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     listen.add_argument("--port", type=int, default=8000, help="0: any free one (default: %(default)s)")
-    listen.add_argument(
-        "--api-key", action="append", metavar="KEY", help=f"what clients must send as bearer token; repeatable (default: ${KEY_VARIABLE})"
-    )
+    add_client_key_arguments(listen, KEY_VARIABLE, action="append")
     listen.add_argument("--api-key-file", type=Path, metavar="PATH", help="a file with a name and a key on each line")
     listen.add_argument("--no-auth", action="store_true", help="serve other machines without a key")
     listen.add_argument("--tls-cert", metavar="PATH", help="a PEM file with the certificate chain: serve https and wss")
@@ -272,9 +271,9 @@ def _options(args: argparse.Namespace, path: Path) -> ServeOptions:
 
 
 def _given_keys(args: argparse.Namespace, named: Sequence[ApiKey]) -> list[str]:
-    """Return the keys of the command line; if it has none, the environment's, unless that is in the file too, with a name."""
-    if args.api_key is not None:
-        return list(args.api_key)
+    """Return the keys of the named variables; if none is named, that of the usual one, unless it is in the file too, with a name."""
+    if args.client_key_env is not None:
+        return [key for name in args.client_key_env if (key := api_key_of(name, "--client-key-env"))]
     environment = os.environ.get(KEY_VARIABLE)
     return [environment] if environment and all(environment != each.key for each in named) else []
 

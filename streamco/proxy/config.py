@@ -164,6 +164,11 @@ class PriceTable(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_prices(self, tokens=_MILLION)
 
+    @classmethod
+    def per_million(cls, prices: TokenPrices) -> PriceTable:
+        """Return the table of prices that are given for one token."""
+        return cls(**{name: round(price * _MILLION, 9) for name, price in _settings(prices)})
+
     def per_token(self) -> TokenPrices:
         """Return the prices of one token."""
         return TokenPrices(**{name: price / _MILLION for name, price in _settings(self)})

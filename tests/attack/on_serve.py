@@ -18,7 +18,7 @@ from tests.attack.processes import CHAT, HELLO, TEXT, Program
 
 __all__ = ["SERVE", "attack"]
 
-SERVE = ("serve", "--threads", "1", "--context", "1024", "--sequences", "2", "--api-key", "sk-right", "--api-key", "sk-other")
+SERVE = ("serve", "--threads", "1", "--context", "1024", "--sequences", "2", "--client-key-env", "RIGHT", "--client-key-env", "OTHER")
 attack = Register("serve")
 
 MESSAGE: dict[str, Any] = HELLO["messages"][0]

@@ -40,7 +40,7 @@ LOST = (websockets.WebSocketException, ConnectionError)
 def split_server(middle: Path) -> tuple[str, ...]:
     """Return the command line of the server that is attacked."""
     limits = ("--context", str(ROWS), "--verify-peer", "48", "--threads", "1", "--row-costs", "1:0.005,64:0.05,512:0.4")
-    return ("serve", "--middle", "--model", str(middle), *limits, "--api-key", "sk-right", "--api-key", "sk-evil")
+    return ("serve", "--middle", "--model", str(middle), *limits, "--client-key-env", "RIGHT", "--client-key-env", "EVIL")
 
 
 def states(rows: int, width: int, seed: int) -> NDArray[np.float32]:

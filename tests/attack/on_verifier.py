@@ -22,7 +22,8 @@ from tests.server.verifying import Device
 
 __all__ = ["VERIFIER", "attack"]
 
-VERIFIER = ("serve", "--threads", "1", "--context", "512", "--verify-peer", "48", "--api-key", "sk-right", "--api-key", "sk-evil")
+KEYS = ("--client-key-env", "RIGHT", "--client-key-env", "EVIL")
+VERIFIER = ("serve", "--threads", "1", "--context", "512", "--verify-peer", "48", *KEYS)
 EVIL = {"Authorization": "Bearer sk-evil"}
 attack = Register("verifier")
 

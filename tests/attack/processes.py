@@ -21,6 +21,7 @@ CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "temperature": 0}
 ROOT = Path(__file__).resolve().parents[2]
+KEYS = {"RIGHT": "sk-right", "OTHER": "sk-other", "EVIL": "sk-evil"}  # of users of a server, by environment variable
 START_SECONDS = 60.0
 ANSWER_SECONDS = 40.0
 
@@ -90,9 +91,9 @@ class Program:
 
 
 def inherited() -> dict[str, str]:
-    """Return this process's environment without keys of the user's own, and with this package."""
+    """Return this process's environment without keys of the user's own, but with ``KEYS``, and with this package."""
     ours = {name: value for name, value in os.environ.items() if not name.endswith("API_KEY")}
-    return {**ours, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))}
+    return {**ours, **KEYS, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))}
 
 
 def _as_stream(data: bytes) -> Any:

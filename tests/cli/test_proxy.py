@@ -16,7 +16,7 @@ from streamco.calibration.profile_store import load_profile
 from streamco.cli import proxy
 from streamco.cli.main import main
 from streamco.errors import ConfigError
-from streamco.proxy.config import CallersSection, CapabilityTable, DeviceSection, ServerSection, SplitSection, parse_config
+from streamco.proxy.config import CallersSection, CapabilityTable, DeviceSection, PriceTable, ServerSection, SplitSection, parse_config
 from tests.cli.test_serve import address_of, ask, process
 
 FAKE = """
@@ -283,11 +283,13 @@ def test_the_effective_configuration_is_printed_without_keys(
 ) -> None:
     monkeypatch.setenv("STREAMCO_PROXY_KEY", "sk-secret")
     monkeypatch.setenv("MY_KEY", "sk-secret")
-    words = ["--print-config", "--server", "gpt", "--api-key-env", "MY_KEY", "--api-key", "sk-secret"]
+    words = ["--print-config", "--server", "gpt", "--api-key-env", "MY_KEY", "--client-key-env", "MINE", "--prices", "0.15/0.6"]
     assert main(["proxy", "--config", config, *words]) == 0
     printed = capsys.readouterr().out
     assert parse_config(printed) == proxy.effective_config(parse("--config", config, *words))
     assert 'api_key_env = "MY_KEY"' in printed
+    assert 'api_key_env = "MINE"' in printed
+    assert parse_config(printed).server[0].prices == PriceTable(prompt=0.15, completion=0.6)
     assert "sk-secret" not in printed
 
 
@@ -301,6 +303,8 @@ def test_the_effective_configuration_is_printed_without_keys(
         (["--no-device"], "expected a [device] section, a [[server]] section or both"),
         (["--device", "/nowhere.gguf"], "device.model: expected a GGUF file, got nothing at /nowhere.gguf"),
         (["--server", "m", "--api-key-env", "NOT_SET"], "NOT_SET"),
+        (["--client-key-env", "NOT_SET"], "--client-key-env: expected a key in the environment variable NOT_SET, got none"),
+        (["--prices", "1/2"], "--prices: expected --server MODEL beside it, got none"),
         (["--config", "/nowhere.toml"], "config: expected a file that can be read"),
     ],
 )

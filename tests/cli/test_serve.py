@@ -132,12 +132,22 @@ def test_the_key_comes_from_the_environment_and_is_not_shown(model: str) -> None
 
 def test_an_option_goes_before_the_environment(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(serve.KEY_VARIABLE, "from-the-environment")
-    assert serve._options(parse("--api-key", "given"), Path(model)).api_key == "given"
+    monkeypatch.setenv("MINE", "given")
+    assert serve._options(parse("--client-key-env", "MINE"), Path(model)).api_key == "given"
     assert serve._options(parse(), Path(model)).api_key == "from-the-environment"
     monkeypatch.setenv(serve.KEY_VARIABLE, "")
     assert serve._options(parse(), Path(model)).api_key is None
-    with pytest.raises(ConfigError, match="api_key: expected a key"):
-        serve._options(parse("--api-key", ""), Path(model))
+    with pytest.raises(ConfigError, match="--client-key-env: expected a key in the environment variable NOT_SET, got none"):
+        serve._options(parse("--client-key-env", "NOT_SET"), Path(model))
+
+
+def test_a_key_on_the_command_line_is_refused_and_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--api-key", "sk-secret")
+    said = capsys.readouterr().err
+    assert "--api-key: expected no key on the command line" in said
+    assert serve.KEY_VARIABLE in said
+    assert "sk-secret" not in said
 
 
 def test_a_file_of_keys_goes_beside_the_key_of_the_environment(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,16 +155,19 @@ def test_a_file_of_keys_goes_beside_the_key_of_the_environment(model: str, tmp_p
     file.write_text("alice sk-a\nbob sk-b\n")
     monkeypatch.setenv(serve.KEY_VARIABLE, "sk-environment")
     assert {key.key for key in serve._options(parse("--api-key-file", str(file)), Path(model)).keys} == {"sk-environment", "sk-a", "sk-b"}
-    given = serve._options(parse("--api-key", "k1", "--api-key-file", str(file)), Path(model))
+    monkeypatch.setenv("FIRST", "k1")
+    given = serve._options(parse("--client-key-env", "FIRST", "--api-key-file", str(file)), Path(model))
     assert {key.key for key in given.keys} == {"k1", "sk-a", "sk-b"}
     monkeypatch.setenv(serve.KEY_VARIABLE, "sk-a")
     assert [key.name for key in serve._options(parse("--api-key-file", str(file)), Path(model)).keys] == ["alice", "bob"]
 
 
-def test_several_keys_come_from_options_and_a_file_and_have_names(model: str, tmp_path: Path) -> None:
+def test_several_keys_come_from_variables_and_a_file_and_have_names(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FIRST", "k1")
+    monkeypatch.setenv("SECOND", "k2")
     file = tmp_path / "keys"
     file.write_text("alice sk-a\nbob sk-b\n")
-    both = serve._options(parse("--api-key", "k1", "--api-key", "k2", "--api-key-file", str(file)), Path(model))
+    both = serve._options(parse("--client-key-env", "FIRST", "--client-key-env", "SECOND", "--api-key-file", str(file)), Path(model))
     assert [(key.name, key.key) for key in both.keys] == [("key-1", "k1"), ("key-2", "k2"), ("alice", "sk-a"), ("bob", "sk-b")]
     alone = serve._options(parse("--api-key-file", str(file)), Path(model))
     assert [key.name for key in alone.keys] == ["alice", "bob"]
