@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from streamco.cli.options import DRAFTER_HELP, DRAFTERS, add_client_key_arguments, api_key_of, option, prices, whole_number
 from streamco.cli.runtime import run_async
-from streamco.cli.serving import check_descriptor, serve_until_stopped
+from streamco.cli.serving import check_descriptor, curl_line, serve_until_stopped
 from streamco.cli.ui.control_characters import escaped, print_plain
 from streamco.cli.ui.slash_commands import MODES, parse_budget, parse_pace_text, parse_policy
 from streamco.errors import ConfigError
 
 if TYPE_CHECKING:
-    from streamco.proxy.config import DeviceSection, ProxyConfig, ServerSection, SplitSection
+    from streamco.proxy.config import DeviceSection, ProxyConfig, ProxyOptions, ServerSection, SplitSection
 
 __all__ = ["add_arguments", "run"]
 
@@ -145,7 +145,7 @@ async def _proxy(args: argparse.Namespace, config: ProxyConfig) -> int:
         for each in observers:
             client.observers.add(each)
         try:
-            await serve_until_stopped(serving(client, options), args.ready_fd)
+            await serve_until_stopped(serving(client, options), args.ready_fd, hints=lambda base_url: [_hint(config, options, base_url)])
         except OSError as error:
             print_plain(f"streamco proxy: {options.host}:{options.port}: {error.strerror or error}", sys.stderr)
             return 1
@@ -154,6 +154,12 @@ async def _proxy(args: argparse.Namespace, config: ProxyConfig) -> int:
         except ConfigError as error:  # the settings were right, and it was stopped as it should be
             print_plain(f"streamco proxy: what was learned is lost: {error}", sys.stderr)
     return 0
+
+
+def _hint(config: ProxyConfig, options: ProxyOptions, base_url: str) -> str:
+    """Return what to try with the proxy."""
+    key = "KEY" if config.callers is not None else f"${config.proxy.api_key_env}" if options.has_key else ""
+    return f"try: {curl_line(base_url, model='streamco', key=key)}"
 
 
 def effective_config(args: argparse.Namespace) -> ProxyConfig:

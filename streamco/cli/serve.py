@@ -7,12 +7,14 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamco.cli.options import add_client_key_arguments, api_key_of
 from streamco.cli.runtime import run_async
-from streamco.cli.serving import check_descriptor, serve_until_stopped
+from streamco.cli.serving import check_descriptor, curl_line, serve_until_stopped
+from streamco.cli.ui.attachments import size_text
 from streamco.cli.ui.control_characters import print_plain
 from streamco.errors import ConfigError, EngineError, StreamcoError
 
@@ -126,13 +128,22 @@ def run(args: argparse.Namespace) -> int:
         print_plain(f"streamco serve: {error}", sys.stderr)
         return 1
     try:
-        run_async(lambda: serve_until_stopped(serve(), args.ready_fd))
+        run_async(lambda: serve_until_stopped(serve(), args.ready_fd, hints=partial(_hints, args, options)))
     except OSError as error:
         print_plain(f"streamco serve: {options.host}:{options.port}: {error.strerror or error}", sys.stderr)
         return 1
     finally:
         engine.close()
     return 0
+
+
+def _hints(args: argparse.Namespace, options: ServeOptions, base_url: str) -> list[str]:
+    """Return what to try with the server; the middle of a split model answers no questions."""
+    if args.middle:
+        return []
+    variables = args.client_key_env or ([KEY_VARIABLE] if os.environ.get(KEY_VARIABLE) else [])
+    key = "" if not options.keys else f"${variables[0]}" if variables else "KEY"  # one of the file
+    return [f"try: {curl_line(base_url, key=key)}"]
 
 
 def _check_part(args: argparse.Namespace, path: Path) -> None:
@@ -165,12 +176,14 @@ def _prepare(
         from streamco.server.app import serving
 
         engine = _load(args, path)
-        _print_rows(engine, path)
+        if getattr(args, "verbose", 0):
+            _print_rows(engine, path)
         _print_drafts(args, engine)
         return engine, lambda: serving(engine, options)
     from streamco.server.split.service import SplitService, serving_middle
     from streamco.server.verify.options import VerifyOptions
 
+    LoadingLines(path, is_measured=False).record(1.0)
     middle = _load_middle(args, path)
     try:
         SplitService(middle, options.verify or VerifyOptions(), options, room=args.room)  # its costs are measured, its settings checked
@@ -178,6 +191,27 @@ def _prepare(
         middle.close()
         raise
     return middle, lambda: serving_middle(middle, options, room=args.room)
+
+
+class LoadingLines:
+    """Says on stderr that a model is loaded, and then that it is measured, a line each.
+
+    Args:
+        path: the model's file.
+        is_measured: its steps are measured after it.
+    """
+
+    def __init__(self, path: Path, *, is_measured: bool) -> None:
+        self._lines = [f"loading {path.name}, {size_text(path.stat().st_size)} ..."]
+        self._lines += ["measuring how long its steps take, unless that is known ..."] * is_measured
+        self._said = 0  # of the lines
+
+    def record(self, share: float) -> None:
+        """Take the share that is loaded, 0.0 to 1.0."""
+        due = 1 if share < 1.0 else len(self._lines)
+        for line in self._lines[self._said : due]:
+            print_plain(line, sys.stderr)
+        self._said = due
 
 
 def _print_rows(engine: HoldingEngine, path: Path) -> None:
@@ -327,7 +361,8 @@ def _load(args: argparse.Namespace, path: Path) -> HoldingEngine:
         held_tokens=args.verify_tokens or min(TOKENS, max(1, places)) * args.context,
         prefill_chunk=EngineOptions().prefill_chunk if args.prefill_chunk is None else args.prefill_chunk,
     )
-    return LlamaEngine(path, options, pace=pace)
+    lines = LoadingLines(path, is_measured=options.measure_rows or bool(options.draft))
+    return LlamaEngine(path, options, on_progress=lines.record, pace=pace)
 
 
 def _model_path(path: str | None) -> Path:

@@ -6,12 +6,14 @@ import asyncio
 import gc
 import os
 import signal
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from streamco.cli.ui.control_characters import print_plain
 from streamco.errors import ConfigError
 
-__all__ = ["check_descriptor", "serve_until_stopped", "tune_collector"]
+__all__ = ["check_descriptor", "curl_line", "serve_until_stopped", "tune_collector"]
 
 YOUNG_OBJECTS = 200_000  # containers made and not freed before the collector looks for cycles; a thousand streams have 170,000
 
@@ -41,12 +43,29 @@ def tune_collector() -> None:
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
-async def serve_until_stopped(server: AbstractAsyncContextManager[str], ready_fd: int | None) -> None:
-    """Run a server, print its address on stdout, and stop it on SIGINT or SIGTERM.
+def curl_line(base_url: str, *, model: str = "", key: str = "") -> str:
+    """Return a command that asks a server a question.
+
+    Args:
+        base_url: its base URL, which ends in ``/v1``.
+        model: the model to name; "": none.
+        key: what stands for a key, such as ``$VARIABLE``; "": it needs none.
+    """
+    authorization = f' -H "Authorization: Bearer {key}"' if key else ""
+    named = f'"model": "{model}", ' if model else ""
+    question = f'{{{named}"messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
+    return f"curl {base_url}/chat/completions{authorization} -H 'Content-Type: application/json' -d '{question}'"
+
+
+async def serve_until_stopped(
+    server: AbstractAsyncContextManager[str], ready_fd: int | None, *, hints: Callable[[str], Sequence[str]] = lambda base_url: ()
+) -> None:
+    """Run a server, print its address on stdout, and stop it on SIGINT or SIGTERM; stderr says what a person can do, and that it stops.
 
     Args:
         server: a context that yields its base URL, which ends in ``/v1``.
         ready_fd: file descriptor that gets the address and is closed once the server listens; None: none.
+        hints: returns lines for people, of a base URL.
     """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -55,8 +74,11 @@ async def serve_until_stopped(server: AbstractAsyncContextManager[str], ready_fd
     async with server as base_url:
         address = base_url.removesuffix("/v1")
         print_plain(f"listening on {address}")
+        for line in (*hints(base_url), "Ctrl-C stops it"):
+            print_plain(line, sys.stderr)
         if ready_fd is not None:
             with os.fdopen(ready_fd, "w") as ready:
                 ready.write(f"{address}\n")
         tune_collector()
         await stopped.wait()
+        print_plain("stopping: answers under way end with an error", sys.stderr)

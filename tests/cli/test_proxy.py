@@ -71,7 +71,9 @@ def test_it_says_where_it_listens_answers_and_ends_on_a_signal(number: int) -> N
         assert answer["choices"][0]["message"]["content"] == "one two"
         running.send_signal(number)
         rest, errors = running.communicate(timeout=30)
-    assert (running.returncode, rest, errors) == (0, "", "")
+    assert (running.returncode, rest) == (0, "")
+    assert errors.splitlines()[0].startswith("try: curl http://127.0.0.1:")
+    assert errors.splitlines()[1:] == ["Ctrl-C stops it", "stopping: answers under way end with an error"]
 
 
 def test_what_it_learned_is_written_at_the_end(tmp_path: Path) -> None:

@@ -95,7 +95,9 @@ def test_it_says_where_it_listens_answers_and_ends_on_a_signal(model: str, numbe
         assert answer["model"] == "tiny.Q4"
         running.send_signal(number)
         rest, errors = running.communicate(timeout=30)
-    assert (running.returncode, rest, errors) == (0, "closed\n", "")
+    said = errors.splitlines()
+    assert (running.returncode, rest) == (0, "closed\n")
+    assert [said[0].split(" http:")[0], *said[1:]] == ["try: curl", "Ctrl-C stops it", "stopping: answers under way end with an error"]
 
 
 def test_a_signal_ends_a_running_stream_with_an_error_its_reader_can_tell(model: str) -> None:
@@ -193,10 +195,33 @@ def test_options_reach_the_verifier(model: str) -> None:
     assert (verify.policy, verify.room) == ("mixed", 64)
 
 
+def test_each_step_of_the_start_is_said_once(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = serve.LoadingLines(Path(model), is_measured=True)
+    for share in (0.0, 0.5, 0.9):
+        lines.record(share)
+    assert capsys.readouterr().err == "loading tiny.Q4.gguf, 0 bytes ...\n"
+    lines.record(1.0)
+    lines.record(1.0)
+    assert capsys.readouterr().err == "measuring how long its steps take, unless that is known ...\n"
+
+
+def test_the_line_to_try_names_the_keys_variable_and_never_the_key(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINE", "sk-secret")
+    args = parse("--client-key-env", "MINE")
+    (line,) = serve._hints(args, serve._options(args, Path(model)), "http://127.0.0.1:8000/v1")
+    assert line.startswith('try: curl http://127.0.0.1:8000/v1/chat/completions -H "Authorization: Bearer $MINE" -H ')
+    assert "sk-secret" not in line
+    file = Path(model).with_name("keys")
+    file.write_text("alice sk-a\n")
+    args = parse("--api-key-file", str(file))
+    assert '"Authorization: Bearer KEY"' in serve._hints(args, serve._options(args, Path(model)), "http://127.0.0.1:8000/v1")[0]
+    assert serve._hints(parse("--middle"), serve._options(args, Path(model)), "http://127.0.0.1:8000/v1") == []
+
+
 def test_settings_reach_the_engine(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
 
-    def load(path: Path, options: Any, *, pace: Any = None) -> FakeEngine:
+    def load(path: Path, options: Any, *, on_progress: Any, pace: Any = None) -> FakeEngine:
         seen.update(path=path, options=options, pace=pace)
         return FakeEngine()
 
