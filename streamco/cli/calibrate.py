@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from streamco.cli.options import api_key_of, device_path_of, option, whole_number
 from streamco.cli.runtime import run_async, waiting
 from streamco.cli.ui.control_characters import escaped, print_plain
+from streamco.config import READING
+from streamco.core.report_text import format_seconds
 from streamco.errors import ConfigError, EndpointError
 
 if TYPE_CHECKING:
@@ -18,16 +20,18 @@ if TYPE_CHECKING:
     from streamco.calibration.quality import CurvePoint, MeasuredAnswer
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.endpoints.verifiers.base import Verifier
-    from streamco.profiles import PairProfile
+    from streamco.profiles import DeviceSpeed, PairProfile
 
-__all__ = ["add_arguments", "format_pair", "format_verdict", "run"]
+__all__ = ["add_arguments", "format_device", "format_pair", "format_verdict", "run"]
 
 BAR = 24  # cells
+TYPICAL = 200  # tokens of a prompt that the verdict is about
 MARGIN = 0.05  # share by which two rates differ at least, if one is to be recommended
 
 DESCRIPTION = """\
---pair measures a model on this machine as the draft model of a verifier: it answers prompts greedily, one by one, with every draft
-verified. Run it as the application runs and on its machine, with nothing else at work. docs/profiles.md explains the figures.
+Without a server this measures how fast the model on this machine reads and writes. With --verifier or --server it measures the model as
+the draft model of that verifier: it answers prompts greedily, one by one, with every draft verified. Run it as the application runs and
+on its machine, with nothing else at work. The verdict comes first; docs/profiles.md explains the figures.
 --quality lets the model on this machine answer prompts like the application's, and says which --min-score sends how many of its
 answers to a server, and how many of the bad ones (docs/howto/quality.md).
 """
@@ -37,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``streamco calibrate``."""
     parser.description = DESCRIPTION
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--pair", action="store_true", help="measure a draft model and its verifier")
+    what.add_argument("--pair", action="store_true", help="measure a draft model and its verifier, as --verifier or --server alone do")
     what.add_argument(
         "--quality",
         type=Path,
@@ -73,13 +77,17 @@ def run(args: argparse.Namespace) -> int:
             if value is not None:
                 raise ConfigError(f"{name}: expected none with --quality, which measures the device alone, got it")
         return run_async(lambda: _calibrate_quality(args))
-    if not args.pair:
-        raise ConfigError("calibrate: expected --pair or --quality FILE, which say what is to be measured, got neither")
-    if (args.verifier is None) == (args.server is None):
-        raise ConfigError("calibrate: expected either --verifier URL or --server MODEL, got both or neither")
+    if args.verifier is not None and args.server is not None:
+        raise ConfigError("calibrate: expected either --verifier URL or --server MODEL, got both")
     if args.base_url is not None and args.server is None:
         raise ConfigError("--base-url: expected --server MODEL beside it, got none")
-    return run_async(lambda: _calibrate(args))
+    if args.verifier is not None or args.server is not None:
+        return run_async(lambda: _calibrate(args))
+    if args.api_key_env is not None:
+        raise ConfigError("--api-key-env: expected --verifier URL or --server MODEL beside it, got neither")
+    if args.pair:
+        print_plain("neither --verifier URL nor --server MODEL is named, so the device is measured alone", sys.stderr)
+    return run_async(lambda: _calibrate_device(args))
 
 
 async def _calibrate(args: argparse.Namespace) -> int:
@@ -100,18 +108,54 @@ async def _calibrate(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _calibrate_quality(args: argparse.Namespace) -> int:
-    from streamco.calibration.profile_store import add_ratings, begin_profile
-    from streamco.calibration.quality import curve, fit_score, measure_answers, read_labelled
+def _lone_device(args: argparse.Namespace) -> tuple[Path, DeviceEndpoint]:
+    """Return a model's file, and the device that answers with it, one prompt at a time.
+
+    Raises:
+        ConfigError: there is no such model file.
+    """
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.engines.base import EngineOptions
 
-    prompts = read_labelled(args.quality)
-    begin_profile(args.profile)  # what is wrong with it is said now
     path = device_path_of(args.device, has_server=False)
     if path is None:
         raise AssertionError("without a server there is a device, or an error")
-    device = DeviceEndpoint(path, options=EngineOptions(threads=args.threads, max_sequences=1))
+    return path, DeviceEndpoint(path, options=EngineOptions(threads=args.threads, max_sequences=1))
+
+
+async def _calibrate_device(args: argparse.Namespace) -> int:
+    from msgspec.structs import replace
+
+    from streamco.calibration.device_speed import measure_device_speed
+    from streamco.calibration.profile_store import begin_profile, save_profile
+    from streamco.calibration.prompts import PROMPTS, read_prompts
+
+    texts = PROMPTS if args.prompts is None else read_prompts(args.prompts)
+    begin_profile(args.profile)  # what is wrong with it is said now
+    path, device = _lone_device(args)
+    try:
+        async with waiting("loading the model"):
+            await device.start()
+        bar = ProgressText("reading prompts", "prompts read, writing")
+        async with waiting(bar):
+            speed = await measure_device_speed(device, texts=texts, on_progress=bar.record)
+    finally:
+        await device.aclose()
+    if args.profile is not None:
+        save_profile(replace(begin_profile(args.profile), device=speed), args.profile)
+    print_plain(escaped(_as_json(speed)) if args.json else format_device(path.stem, speed))
+    if args.profile is not None:
+        print_plain(f"kept in {args.profile}", sys.stderr)
+    return 0
+
+
+async def _calibrate_quality(args: argparse.Namespace) -> int:
+    from streamco.calibration.profile_store import add_ratings, begin_profile
+    from streamco.calibration.quality import curve, fit_score, measure_answers, read_labelled
+
+    prompts = read_labelled(args.quality)
+    begin_profile(args.profile)  # what is wrong with it is said now
+    path, device = _lone_device(args)
     try:
         async with waiting("loading the model"):
             await device.start()
@@ -255,8 +299,24 @@ async def make_verifier(args: argparse.Namespace) -> Verifier:
     return verifier
 
 
+def format_device(model: str, speed: DeviceSpeed) -> str:
+    """Return a device's speed for people: what it means in a line, and the figures."""
+    rate = speed.decode_tokens_per_s
+    writes = "not measured" if rate is None else f"{1000 / rate:.1f} ms a token"
+    rows = [
+        ("prompt", f"{1000 * speed.seconds_per_token:.2f} ms a token and {1000 * speed.overhead:.0f} ms once"),
+        ("first token", " · ".join(f"{tokens} tokens: {format_seconds(speed.ttft(tokens))}" for tokens in (50, 200, 1000))),
+        ("answer", writes),
+    ]
+    verdict = f"{model}: first token after {format_seconds(speed.ttft(TYPICAL))} for a prompt of {TYPICAL} tokens"
+    verdict += "" if rate is None else f", then {rate:.1f} tokens/s; a person reads {READING}"
+    more = "With --verifier URL or --server MODEL it also says whether drafting pays."
+    table = "\n".join(f"{name:<14}{text}" for name, text in rows)
+    return f"{verdict}\n\n{table}\n\n{more}"
+
+
 def format_pair(pair: PairProfile) -> str:
-    """Return the figures as a table for people."""
+    """Return the figures for people: first whether drafting pays, then a table."""
     from streamco.policies.acceptance import expected_tokens
 
     rows = [
@@ -272,7 +332,7 @@ def format_pair(pair: PairProfile) -> str:
         ("remote step", _milliseconds(pair.remote_step)),
     ]
     table = "\n".join(f"{name:<14}{text}" for name, text in [*rows, *([("note", pair.note)] if pair.note else [])])
-    return f"{table}\n\n{format_verdict(pair)}"
+    return f"{format_verdict(pair)}\n\n{table}"
 
 
 def format_verdict(pair: PairProfile) -> str:
@@ -308,7 +368,7 @@ def _milliseconds(seconds: float | None) -> str:
     return "not known" if seconds is None else f"{1000 * seconds:.1f} ms"
 
 
-def _as_json(pair: PairProfile) -> str:
+def _as_json(figures: PairProfile | DeviceSpeed) -> str:
     import msgspec
 
-    return msgspec.json.encode(pair).decode()
+    return msgspec.json.encode(figures).decode()

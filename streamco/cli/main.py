@@ -18,7 +18,7 @@ from streamco.errors import ConfigError, StreamcoError
 __all__ = ["COMMANDS", "build_parser", "main"]
 
 COMMANDS = {
-    "calibrate": "measure a draft model and its verifier, for a profile",
+    "calibrate": "measure the model on this machine, alone or with a verifier, for a profile",
     "callers": "keys of the proxy's callers, with budgets, rates and what was spent",
     "chat": "talk to the model on this device and to a server at once",
     "completion": "print a script that completes this command in a shell",

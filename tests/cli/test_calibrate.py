@@ -19,7 +19,7 @@ from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.errors import ConfigError, EndpointError
 from streamco.policies.quality import AnswerFacts
-from streamco.profiles import Link, PairProfile, Prices, Profile
+from streamco.profiles import DeviceSpeed, Link, PairProfile, Prices, Profile
 from streamco.profiles.rated_answer import RatedAnswer
 from streamco.sim.workload.token_models import FakeDistribution
 from streamco.testing import FakeEngine, ScriptedServer, json_answer
@@ -164,9 +164,9 @@ def test_the_device_reads_attention_and_has_room_for_the_branches(tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "expected --pair or --quality FILE"),
-        (("--pair",), "expected either --verifier URL or --server MODEL"),
-        (("--pair", "--verifier", "ws://127.0.0.1:9", "--server", "m"), "got both or neither"),
+        (("--verifier", "ws://127.0.0.1:9", "--server", "m"), "expected either --verifier URL or --server MODEL, got both\n"),
+        (("--api-key-env", "KEY"), "--api-key-env: expected --verifier URL or --server MODEL beside it, got neither"),
+        (("--device", "/nowhere.gguf"), "expected a GGUF file, got nothing at /nowhere.gguf"),
         (("--pair", "--verifier", "ws://127.0.0.1:9", "--base-url", "http://127.0.0.1:9"), "--base-url: expected --server MODEL"),
         (("--pair", "--verifier", "ws://127.0.0.1:9", "--device", "/nowhere.gguf"), "expected a GGUF file, got nothing at /nowhere.gguf"),
     ],
@@ -188,6 +188,43 @@ def test_the_table_says_what_is_not_known() -> None:
     assert "not measured" in unknown
     assert "not reported" in unknown
     assert "so it was" in unknown
+
+
+async def test_without_a_server_the_device_is_measured_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = FakeEngine(mode="thread", prefill_s=0.0002, token_s=0.005)
+    monkeypatch.setattr(calibrate, "_lone_device", lambda _args: (Path("small.gguf"), DeviceEndpoint(engine)))
+    path = tmp_path / "profile.json"
+    save_profile(Profile(name="mine", prices=Prices(prompt=1e-6, completion=2e-6)), path)
+    assert await calibrate._calibrate_device(parse("--profile", str(path))) == 0
+    kept = load_profile(path)
+    assert kept.device is not None
+    assert (kept.name, kept.prices is not None) == ("mine", True)
+    assert 0.0001 < kept.device.seconds_per_token < 0.01
+    assert kept.device.decode_tokens_per_s is not None
+    assert kept.device.decode_tokens_per_s < 250
+    output = capsys.readouterr()
+    assert output.out.splitlines()[0].startswith("small: first token after ")
+    assert output.out.splitlines()[0].endswith(" tokens/s; a person reads 4.8")
+    assert f"kept in {path}" in output.err
+
+
+def test_a_pair_without_a_server_is_the_device_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def measured(_args: argparse.Namespace) -> int:
+        return 0
+
+    monkeypatch.setattr(calibrate, "_calibrate_device", measured)
+    assert main(["calibrate", "--pair"]) == 0
+    assert "neither --verifier URL nor --server MODEL is named, so the device is measured alone" in capsys.readouterr().err
+
+
+def test_a_speed_says_what_is_not_known() -> None:
+    speed = DeviceSpeed(seconds_per_token=0.002, overhead=0.03)
+    lines = calibrate.format_device("small", speed).splitlines()
+    assert lines[0] == "small: first token after 430 ms for a prompt of 200 tokens"
+    assert "prompt        2.00 ms a token and 30 ms once" in lines
+    assert "answer        not measured" in lines
 
 
 def test_a_threshold_is_printed_as_it_is() -> None:
@@ -244,11 +281,11 @@ def test_a_verifier_that_is_not_there_is_told_in_a_line_and_nothing_is_kept(
         (0.0401, 0.397, None, "drafting: about 4.6 tokens/s, server alone not measured"),
     ],
 )
-def test_the_last_line_says_in_tokens_per_second_whether_drafting_pays(
+def test_the_first_line_says_in_tokens_per_second_whether_drafting_pays(
     step: float, wait: float, remote_step: float | None, verdict: str
 ) -> None:
     pair = PairProfile(window=4, rounds=120, acceptance=0.663, wait=wait, step_times=(step,), remote_step=remote_step)
-    assert calibrate.format_pair(pair).splitlines()[-1] == verdict
+    assert calibrate.format_pair(pair).splitlines()[0] == verdict
 
 
 def test_drafting_ahead_of_verdicts_is_counted_where_it_helps() -> None:
