@@ -41,6 +41,7 @@ from streamco.core.report_text import (
 
 __all__ = ["Opening", "Report", "opening_of", "report_sections", "saved_share"]
 
+_ALONE = frozenset({"", "device: no device", "server: no server"})  # reasons that say nothing to the owner of the client
 _SIDES = frozenset({"device", "server", None})  # what a budget limits if there are sides, not two servers
 
 
@@ -177,7 +178,7 @@ def _short_section(report: Report) -> Section:
     is_limited = dispatch.is_borrowed or "budget" in dispatch.reason
     rows = [
         ("answered by", report.winner or "no endpoint"),
-        ("why", dispatch.reason),
+        *([("why", dispatch.reason)] if dispatch.reason not in _ALONE else []),
         *error,
         *confidence,
         *grade_rows(report.grade),
@@ -192,7 +193,7 @@ def _short_section(report: Report) -> Section:
         *wasted,
         *(_budget_rows(report) if is_limited else []),
     ]
-    return Section("answer", (), [(label, text) for label, text in rows if text])
+    return Section("answer", (), list(rows))
 
 
 def _time_rows(report: Report) -> list[tuple[str, str]]:
