@@ -9,6 +9,7 @@ from copy import copy
 from pathlib import Path
 from typing import Protocol
 
+from streamco.cli.options import model_file
 from streamco.cli.ui.history import ChatModels, Conversation
 from streamco.client.client import Client
 from streamco.endpoints.address import is_url
@@ -103,6 +104,8 @@ class ModelSwitch:
         if name == OFF:
             args.no_device, args.threads = True, None
         elif name != PACKAGED:
+            if not is_url(name):
+                model_file(name, "/device")
             args.device = name
             args.threads = None if is_url(name) else args.threads
         self._check(args, has_device=not args.no_device, has_server=self._server is not None)

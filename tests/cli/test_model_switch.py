@@ -42,6 +42,13 @@ class Side(ScriptedEndpoint):
         await super().aclose()
 
 
+@pytest.fixture(autouse=True)
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("b.gguf", "broken.gguf"):
+        Path(name).touch()
+
+
 class Parts:
     """Makes scripted sides of a chat."""
 
@@ -102,6 +109,8 @@ async def test_a_device_that_cannot_be_loaded_leaves_the_chat_as_it_was() -> Non
     async with it.client:
         with pytest.raises(EngineError):
             await it.switch.change_device("broken.gguf", {})
+        with pytest.raises(ConfigError, match=r"/device: expected a GGUF file, got nothing at nosuch\.gguf"):
+            await it.switch.change_device("nosuch.gguf", {})
         assert await said(it.client) == "a.gguf"
         assert it.switch.models == ChatModels(str(Path("a.gguf").absolute()), server="large")
         assert (it.switch.client, closed(it.device)) == (it.client, 0)

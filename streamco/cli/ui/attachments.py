@@ -61,12 +61,14 @@ class Prompt(Struct, frozen=True):
         text: what is sent: the text files are in it.
         images: ``data:`` URLs that are sent beside it.
         files: the files, in their order.
+        attached: those of them that no line names.
     """
 
     typed: str
     text: str
     images: tuple[str, ...] = ()
     files: tuple[Attachment, ...] = ()
+    attached: tuple[Attachment, ...] = ()
 
 
 def without_marks(text: str) -> str:
@@ -163,7 +165,8 @@ def attach(prompt: Prompt, files: Sequence[Attachment]) -> Prompt:
     all_files = (*files, *prompt.files)
     _check_sizes(all_files)
     text = "\n\n".join([*filter(None, map(_block, files)), prompt.text])
-    return Prompt(prompt.typed, text, (*(each.image for each in files if each.image), *prompt.images), all_files)
+    images = tuple(each.image for each in all_files if each.image)
+    return Prompt(prompt.typed, text, images, all_files, tuple(files))
 
 
 def _check_sizes(files: Iterable[Attachment]) -> None:

@@ -182,13 +182,14 @@ class Dialogue:
             ConfigError: a file can't be sent; the line is given back to be mended.
         """
         try:
-            prompt = attach(parse_typed(line), self._files)
+            files = self._asked.attached if is_edited and self._asked is not None else self._files
+            prompt = attach(parse_typed(line), files)
             check_images(self._sides, has_images=bool(prompt.images))
         except ConfigError:
             if self._has_editor:
                 self.draft, self._is_editing = line, is_edited
             raise
-        self._files = ()
+        self._files = self._files if is_edited else ()
         for file in prompt.files:
             self._view.note(f"sent with it: {file.name}, {size_text(file.size)} of {'an image' if file.image else 'text'}")
         return prompt
@@ -237,7 +238,8 @@ class Dialogue:
         if turn is None:
             raise CommandError(f"/{command}: expected a prompt before it, got none")
         text = without_marks(turn.content)
-        return Prompt(text, text, turn.images)
+        images = tuple(Attachment("image", len(image) * 3 // 4, image=image) for image in turn.images)
+        return attach(Prompt(text, text), images)
 
     def _show_degraded(self, notes: Sequence[str]) -> None:
         """Show the endpoints that don't work, also after an answer that had nothing to do with them, unless its notes say it."""
@@ -271,8 +273,10 @@ class Dialogue:
     async def _edit(self, text: str) -> None:
         former = self._last_prompt("edit")
         if text:
-            await self._ask_again(self._prepare(text, is_edited=False))
+            self._asked = former
+            await self._ask_again(self._prepare(text, is_edited=True))
         elif self._has_editor:
+            self._asked = former
             self.draft, self._is_editing = former.typed, True
         else:
             raise CommandError("/edit: expected the new prompt after it, got none, and no terminal to edit at")

@@ -361,6 +361,22 @@ async def test_attached_files_go_with_the_first_prompt() -> None:
     assert contents(talk.conversation)[::2] == ["a.txt:\n```\nhi\n```\n\none", "two"]
 
 
+async def test_an_edited_prompt_keeps_the_files_that_were_attached() -> None:
+    talk = Talk(files=[Attachment("a.txt", 2, "hi")])
+    async with talk.client:
+        await talk.say("one", "/edit two", "three")
+    assert contents(talk.conversation)[::2] == ["a.txt:\n```\nhi\n```\n\ntwo", "three"]
+
+
+async def test_the_images_of_a_loaded_prompt_stay_with_it() -> None:
+    talk = Talk(Race(policy="server-only"))
+    talk.sides.takes_images, talk.server.capabilities = True, Capabilities(images=True)
+    talk.conversation.turns = [Turn("user", "what?", images=("data:image/png;base64,AAAA",)), Turn("assistant", "A cat.")]
+    async with talk.client:
+        await talk.say("/edit what colour?")
+    assert talk.conversation.turns == [Turn("user", "what colour?", images=("data:image/png;base64,AAAA",)), Turn("assistant", "No.")]
+
+
 async def test_an_image_is_refused_before_anything_is_sent_unless_a_side_takes_it() -> None:
     image = Attachment("a.png", 3, image="data:image/png;base64,AAAA")
     talk = Talk(Race(policy="server-only"), files=[image])
