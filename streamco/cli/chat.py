@@ -33,6 +33,7 @@ from streamco.cli.options import (
 from streamco.cli.runtime import run_async, waiting
 from streamco.cli.ui.attachments import Attachment, read_attachment
 from streamco.cli.ui.history import ChatModels
+from streamco.cli.ui.repl import check_images
 from streamco.cli.ui.slash_commands import MODES
 from streamco.cli.ui.talk import (
     OpenConversation,
@@ -333,6 +334,7 @@ async def _chat(args: argparse.Namespace, kept: OpenConversation, files: Sequenc
     try:
         async with parts.waiting(args) if device is not None else nullcontext():
             await client.__aenter__()
+        check_images(sides, has_images=any(file.image for file in files))
         if args.prompt is not None:
             return await answer_prompt(client, args, view, kept, sides=sides, files=files)
         if is_interactive(args):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -22,6 +23,7 @@ __all__ = [
     "Attachment",
     "Prompt",
     "attach",
+    "names_untyped_file",
     "parse_typed",
     "read_attachment",
     "shown",
@@ -79,6 +81,14 @@ def without_marks(text: str) -> str:
 def shown(text: str) -> str:
     """Return a typed text as it is read."""
     return text.replace(TYPED_AT, "@")
+
+
+def names_untyped_file(text: str) -> bool:
+    """Return True if a line would name a file, had its ``@`` been typed; people wonder then why it isn't sent."""
+    words = (row[1:].partition(" ")[0] for row in text.split("\n") if row.startswith("@"))
+    with suppress(OSError, ValueError, RuntimeError):
+        return any(word and Path(word).expanduser().is_file() for word in words)
+    return False
 
 
 def size_text(size: int) -> str:

@@ -14,7 +14,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from streamco.cli.ui.answer import AnswerSettings, ShownAnswer, read_answer
-from streamco.cli.ui.attachments import Attachment, Prompt, attach, parse_typed, size_text, without_marks
+from streamco.cli.ui.attachments import Attachment, Prompt, attach, names_untyped_file, parse_typed, size_text, without_marks
 from streamco.cli.ui.conversation_store import ConversationStore, read_conversation, write_conversation
 from streamco.cli.ui.history import ChatModels, Conversation
 from streamco.cli.ui.interrupt import on_interrupt
@@ -192,6 +192,8 @@ class Dialogue:
         self._files = self._files if is_edited else ()
         for file in prompt.files:
             self._view.note(f"sent with it: {file.name}, {size_text(file.size)} of {'an image' if file.image else 'text'}")
+        if self._has_editor and names_untyped_file(line):
+            self._view.note("a line begins with @ that was not typed, so it is sent as text")
         return prompt
 
     def end_editing(self) -> None:
@@ -329,7 +331,7 @@ class Dialogue:
 
     def _new(self, _: str) -> bool:
         self._conversation.forget()
-        self._asked, self._is_withdrawn = None, False
+        self._asked, self._is_withdrawn, self._files = None, False, ()
         self._store.begin()
         self._view.note("a new conversation")
         return True

@@ -350,8 +350,9 @@ async def test_a_typed_file_is_named_and_sent_and_one_that_is_missing_is_not(tmp
         assert "sent with it: main.py, 8 bytes of text" in await talk.say(f"{TYPED_AT}{tmp_path}/main.py why?")
         await talk.say("/edit")
         assert talk.dialogue.draft == f"{TYPED_AT}{tmp_path}/main.py why?"
-        await talk.say(f"@{tmp_path}/main.py")
-    assert contents(talk.conversation) == [f"@{tmp_path}/main.py", "Yes."]
+        assert "a line begins with @ that was not typed" in await talk.say(f"@{tmp_path}/main.py")
+        assert "was not typed" not in await talk.say("/edit", f"@{tmp_path}/nosuch")
+    assert contents(talk.conversation) == [f"@{tmp_path}/nosuch", "Yes."]
 
 
 async def test_attached_files_go_with_the_first_prompt() -> None:
