@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from streamco.core.report_parts import Ending, EndpointReport, ShadowReport
+from streamco.core.report_text import Section, format_joules, format_share, format_usd, sections_to_text
 from streamco.policies.budget_control import BudgetSteering
 
 __all__ = ["AnswerCost", "EndpointTotals", "ShadowTotals", "TotalsRecorder", "Totals"]
@@ -203,6 +206,10 @@ class Totals(Struct, frozen=True, kw_only=True):
             shadows=self.shadows.joined(other.shadows),
         )
 
+    def __str__(self) -> str:
+        """Return the figures as tables for people; ``repr`` and JSON have the fields."""
+        return sections_to_text([_answers_section(self), *([_endpoints_section(self.endpoints)] if self.endpoints else [])])
+
 
 class TotalsRecorder:
     """The sums over a client's answers; the client owns it and adds each answer when its work has ended."""
@@ -234,3 +241,35 @@ class TotalsRecorder:
 def _sum(known: float | None, more: float | None) -> float | None:
     """Return the sum; None: one of the two is not known."""
     return None if known is None or more is None else known + more
+
+
+def _answers_section(totals: Totals) -> Section:
+    """Return the table of all answers together; rows about what never happened are left out."""
+    ends = [f"{count} {name}" for name in ("complete", "failed", "left") if (count := getattr(totals, name))]
+    rows = [("answers", f"{totals.answers} ({', '.join(ends)})" if ends else str(totals.answers))]
+    if totals.hand_overs:
+        rows.append(("hand-overs", str(totals.hand_overs)))
+    rows.append(("tokens, and those that nobody read", f"{totals.tokens}, {totals.wasted_tokens}"))
+    rows.append(("prompt tokens read in vain", str(totals.wasted_prompt_tokens)))
+    rows.append(("cost", format_usd(totals.cost_usd)))
+    if totals.energy_j is not None:
+        rows += [("energy of devices", format_joules(totals.energy_j)), ("money and energy", format_usd(totals.unified_cost_usd))]
+    if totals.budget is not None:
+        rows.append(("share of the expensive side, its budget", f"{format_share(totals.budget_share)}, {format_share(totals.budget)}"))
+    if (shadows := totals.shadows).answers:
+        judged = f"{shadows.good} as good and {shadows.bad} better than the device's"
+        rows.append(("shadow answers", f"{shadows.answers}, {judged}, {format_usd(shadows.cost_usd)}"))
+    return Section("totals", (), list(rows))
+
+
+def _endpoints_section(endpoints: Mapping[str, EndpointTotals]) -> Section:
+    """Return the table of the endpoints' parts; an estimated count has a mark."""
+    has_device = any(part.kind == "device" for part in endpoints.values())
+    heads = ("endpoint", "requests", "won", "failed", "prompt", "made", "cost", *(["energy"] if has_device else []))
+    rows: list[tuple[str, ...]] = []
+    for name, part in endpoints.items():
+        prompt = f"{'~' if part.estimated_prompt_tokens else ''}{part.prompt_tokens}"
+        made = f"{'~' if part.estimated_completion_tokens else ''}{part.completion_tokens}"
+        energy = [format_joules(part.energy_j)] if has_device else []
+        rows.append((name, str(part.requests), str(part.won), str(part.failed), prompt, made, format_usd(part.cost_usd), *energy))
+    return Section("endpoints", heads, rows)

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from streamco.core.report_parts import Ending, EndpointReport, ShadowReport
 from streamco.core.totals import _COSTS, _COUNTS, AnswerCost, EndpointTotals, ShadowTotals, Totals, TotalsRecorder
@@ -164,3 +165,19 @@ def test_totals_go_to_json_and_back() -> None:
     assert msgspec.json.decode(encoded, type=Totals) == totals
     assert msgspec.json.decode(encoded)["endpoints"]["device"]["energy_j"] == 1.5
     assert isinstance(totals.endpoints["server"], EndpointTotals)
+
+
+def test_totals_are_printed_as_lines_for_people() -> None:
+    bill = cost(part("device", energy_j=2.0), part(cost_usd=0.0013, is_estimated=True, prompt_tokens=7), cost_usd=0.0013, energy_j=2.0)
+    totals = Totals().plus(bill).plus(replace(bill, cost_usd=0.1 + 0.2 - 0.3, ending="left"))
+    lines = str(totals).splitlines()
+    assert "  answers                             2 (1 complete, 1 left)" in lines
+    assert "  cost                                $0.0013" in lines
+    assert any(line.split() == ["server", "2", "2", "0", "~14", "0", "$0.0026", "-"] for line in lines)
+    assert max(map(len, lines)) < 100
+
+
+def test_nothing_that_never_happened_is_printed() -> None:
+    assert str(Totals()).splitlines()[1].split() == ["answers", "0"]
+    assert not {"endpoint", "energy", "hand-overs", "shadow"} & set(str(Totals()).split())
+    assert "$" not in repr(Totals()), "the fields stay as they are"
