@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from math import inf
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from msgspec import Struct
+from msgspec import Struct, StructMeta
 
 from streamco.errors import ConfigError
 
@@ -13,6 +14,7 @@ __all__ = [
     "LISTENING",
     "Limits",
     "NO_LIMIT",
+    "Options",
     "Pace",
     "READING",
     "ReaderPace",
@@ -24,6 +26,34 @@ __all__ = [
     "fixed_rate",
     "parse_pace",
 ]
+
+
+class _OptionsMeta(StructMeta):
+    """Makes option structs, and names the options in the error for a call that it doesn't understand."""
+
+    if not TYPE_CHECKING:  # type checkers read the fields
+
+        def __call__(self, *values: Any, **options: Any) -> Any:
+            """Return the options.
+
+            Raises:
+                TypeError: an option has no name, or one that is not known.
+            """
+            names = self.__struct_fields__
+            if values:
+                shown = [f"{name}={value!r}" for name, value in zip(names, values, strict=False)]
+                example = ", ".join(shown or [f"{name}=..." for name in names[:2]])
+                raise TypeError(f"{self.__name__}: expected names, as in {self.__name__}({example}), got positional arguments")
+            for name in options.keys() - set(names):
+                near = get_close_matches(name, names, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise TypeError(f"{self.__name__}: expected {', '.join(names)}, got an unexpected keyword argument {name!r}{hint}")
+            return super().__call__(**options)
+
+
+class Options(Struct, frozen=True, kw_only=True, metaclass=_OptionsMeta):
+    """Base of the options that users write; they are given by name."""
+
 
 READING = 4.8  # tokens/s; DiSCo section 2.2: mean silent reading speed
 LISTENING = 3.5  # tokens/s; DiSCo section 2.2: mean speaking rate
@@ -60,7 +90,7 @@ def fixed_rate(pace: ReaderPace) -> float | None:
     return None if isinstance(pace, str) else pace
 
 
-class Timeouts(Struct, frozen=True, kw_only=True):
+class Timeouts(Options, frozen=True, kw_only=True):
     """Time limits of a request by phase, in seconds; None: no limit."""
 
     connect: float | None = 10.0  # DNS + TCP + TLS; a healthy host answers in well under a second
@@ -78,7 +108,7 @@ class Timeouts(Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"timeouts: {name}: expected seconds above 0 or None, got {value!r}")
 
 
-class RetryPolicy(Struct, frozen=True, kw_only=True):
+class RetryPolicy(Options, frozen=True, kw_only=True):
     """Retries of one request to one endpoint, which happen only before its first token."""
 
     attempts: int = 2  # further tries after the first
@@ -101,7 +131,7 @@ _MIN_AHEAD = 32  # tokens; with fewer a device would be parked and woken all the
 _LEAST_AHEAD = 3  # tokens: one in the engine, one on its way and one with the reader
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class Limits(Options, frozen=True, kw_only=True):
     """Sizes beyond which data is refused or a source is paused."""
 
     event_bytes: int = 16 << 20  # one SSE event; text needs less than 100 kB, a generated image several MB
@@ -142,7 +172,7 @@ NO_LIMIT = -1
 _ANY_SEED = (-1, 0xFFFFFFFF)  # llama.cpp's default is -1 in 32 bits; LM Studio, KoboldCpp and their front ends send one of the two
 
 
-class SamplingOptions(Struct, frozen=True, kw_only=True):
+class SamplingOptions(Options, frozen=True, kw_only=True):
     """Sampling settings, in OpenAI's and llama.cpp's names; None: the endpoint's default.
 
     ``is_unlimited``: a limit of -1 was asked for, which is none; then ``max_tokens`` is None, and servers that take a -1 get it.

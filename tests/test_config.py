@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from math import inf, nan
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.client.modes.race.mode import Race
-from streamco.config import LISTENING, READING, Limits, Pace, ReaderPace, RetryPolicy, Timeouts, check_share, fixed_rate, parse_pace
+from streamco.config import (
+    LISTENING,
+    READING,
+    Limits,
+    Options,
+    Pace,
+    ReaderPace,
+    RetryPolicy,
+    Timeouts,
+    check_share,
+    fixed_rate,
+    parse_pace,
+)
+from streamco.endpoints.base import TokenPrices
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.engines.base import EngineOptions
 from streamco.errors import ConfigError
+from tests.test_documented_imports import PUBLIC
 
 
 @pytest.mark.parametrize(
@@ -121,3 +137,30 @@ def test_an_endpoints_options_have_their_types(name: str) -> None:
 def test_options_for_dispatch_that_nothing_could_use_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"race: {name}: expected"):
         Race(**{name: value})
+
+
+def public_options() -> list[type[Options]]:
+    """Return the options that users write, in the public modules."""
+    found = [getattr(import_module(module), name) for module in PUBLIC for name in import_module(module).__all__]
+    kinds = {each for each in found if isinstance(each, type) and issubclass(each, Options)}
+    return sorted(kinds, key=lambda kind: kind.__name__)
+
+
+@pytest.mark.parametrize("kind", public_options(), ids=lambda kind: kind.__name__)
+def test_an_option_without_its_name_is_told_it(kind: type[Options]) -> None:
+    name, first = kind.__name__, kind.__struct_fields__[0]
+    with pytest.raises(TypeError, match=rf"^{name}: expected names, as in {name}\({first}=5\), got positional arguments$"):
+        kind(5)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=rf"^{name}: expected {first}, .*got an unexpected keyword argument '{first}s'; did you mean"):
+        kind(**{f"{first}s": 5})
+
+
+def test_the_example_has_what_was_given() -> None:
+    with pytest.raises(TypeError, match=r"as in TokenPrices\(prompt=5e-06, completion=3e-05\), got"):
+        TokenPrices(5e-6, 3e-5)  # type: ignore[misc]
+    assert {"Race", "Speculate", "Timeouts", "Capabilities", "MigrationOptions"} <= {kind.__name__ for kind in public_options()}
+
+
+def test_options_are_read_and_replaced_as_any_struct() -> None:
+    prices = msgspec.json.decode(b'{"prompt": 1}', type=TokenPrices)
+    assert msgspec.structs.replace(prices, completion=2.0) == TokenPrices(prompt=1.0, completion=2.0)

@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 from msgspec import Struct, field
 
-from streamco.config import SamplingOptions, Timeouts
+from streamco.config import Options, SamplingOptions, Timeouts
 from streamco.core.report_parts import SplitFigures
 from streamco.endpoints.network.loop_bound import LoopState
 from streamco.errors import ConfigError, EndpointError
@@ -70,7 +70,7 @@ def check_prices(prices: Struct, *, tokens: int = 1) -> None:
             raise ConfigError(f"prices: {name}: expected 0 to {most:g} US dollars {unit}, got {value!r}")
 
 
-class TokenPrices(Struct, frozen=True, kw_only=True):
+class TokenPrices(Options, frozen=True, kw_only=True):
     """Prices in US dollars per token. None: not known.
 
     Raises:
@@ -85,7 +85,7 @@ class TokenPrices(Struct, frozen=True, kw_only=True):
         check_prices(self)
 
 
-class Capabilities(Struct, frozen=True, kw_only=True):
+class Capabilities(Options, frozen=True, kw_only=True):
     """Abilities of an endpoint: declared or probed, never assumed. None: not known."""
 
     vocabulary: str | None = None  # fingerprint of the tokenizer (size + hash of pieces)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from msgspec import Struct
 
-from streamco.config import SamplingOptions
+from streamco.config import Options, SamplingOptions
 from streamco.engines.llamacpp.control_tokens import ControlTokens
 from streamco.errors import ConfigError
 from streamco.openai_types import CompletionUsage, PromptTokensDetails
@@ -56,7 +56,7 @@ StepTime = Callable[[int, int], float]
 """Seconds of a step, from the number of sequences that decode a token in it and the number of prefill tokens."""
 
 
-class EngineOptions(Struct, frozen=True, kw_only=True):
+class EngineOptions(Options, frozen=True, kw_only=True):
     """Settings of an engine: how a model is loaded and run."""
 
     context_tokens: int = 2048  # per sequence: prompt + completion

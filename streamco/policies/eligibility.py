@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
+from streamco.config import Options
 from streamco.errors import CONTEXT_EXCEEDED, ConfigError
 from streamco.policies.dispatch import Decision, Side, one_side
 
@@ -87,7 +88,7 @@ class SideFacts(Struct, frozen=True, kw_only=True):
 Gate = Callable[[RequestFacts], bool]  # True: the device model is good enough for the request
 
 
-class RequestGate(Struct, frozen=True, kw_only=True):
+class RequestGate(Options, frozen=True, kw_only=True):
     """A request gate by thresholds; each one that is set must hold for the device to be used.
 
     Args:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import ssl
 
-from msgspec import Struct
-
+from streamco.config import Options
 from streamco.endpoints.address import is_loopback
 from streamco.errors import ConfigError
 from streamco.server.http.api_keys import ApiKey, check_keys
@@ -18,7 +17,7 @@ _ONLY_KEY = "default"  # name of ``api_key``
 _LAST_PORT = 65535  # uvloop takes larger ones modulo 65536
 
 
-class ListenOptions(Struct, frozen=True, kw_only=True):
+class ListenOptions(Options, frozen=True, kw_only=True):
     """Settings of a server's port, key and limits."""
 
     host: str = "127.0.0.1"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal, get_args
 
-from msgspec import Struct
-
+from streamco.config import Options
 from streamco.core.verifier.options import LoadLimits
 from streamco.errors import ConfigError
 from streamco.policies.serving.batching import CHUNK, Mixed
@@ -22,7 +21,7 @@ MIN_ROOM = CHUNK + Mixed().prompt_room  # rows: one verification, and what is ke
 _MIN_FRAME_BYTES = 1 << 15  # every peer takes frames of this size
 
 
-class VerifyOptions(Struct, frozen=True, kw_only=True):
+class VerifyOptions(Options, frozen=True, kw_only=True):
     """Settings of the verifier service; what the engine holds limits it too."""
 
     load: LoadLimits = LoadLimits()  # of the scheduler; each connection counts as one device

@@ -14,7 +14,6 @@ from time import monotonic
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.client.answer_log import AnswerLog
@@ -28,7 +27,7 @@ from streamco.client.modes.race.migration import MigrationOptions, MigrationPlan
 from streamco.client.modes.race.quality_gate import Grader, QualityGate, why_alone, why_not_graded
 from streamco.client.modes.race.ways import GATED, AskedWay, RaceWays, side_terms
 from streamco.client.request_facts import describe_request, facts_for_log
-from streamco.config import READING, check_share
+from streamco.config import READING, Options, check_share
 from streamco.core.race.attempt import Attempt, AttemptState
 from streamco.core.race.estimators import is_burst
 from streamco.core.race.learner import DeviceTTFT, Learner, Plan, PromptLength, ServerTTFT, check_policy
@@ -60,7 +59,7 @@ _INDIFFERENT = Random(0)  # for requests of one side: whatever is drawn, that si
 _NAMED_SIDES: Mapping[str, Side] = {"device-only": "device", "device-first": "device", "server-only": "server", "server-first": "server"}
 
 
-class DispatchOptions(Struct, frozen=True, kw_only=True):
+class DispatchOptions(Options, frozen=True, kw_only=True):
     """The settings of a ``Race`` that an account depends on; described there."""
 
     policy: str | DispatchPolicy = "auto"

@@ -9,9 +9,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from itertools import permutations
 
-from msgspec import Struct
-
 from streamco.client.modes.base import CostOf
+from streamco.config import Options
 from streamco.core.race.answer_lengths import AnswerLengths
 from streamco.core.race.machine import RaceMachine
 from streamco.core.race.migration import MigrationPlan
@@ -26,7 +25,7 @@ from streamco.profiles.profile import check_quality
 __all__ = ["MigrationOptions", "MigrationPlanner", "trusted_moves", "wants_moves"]
 
 
-class MigrationOptions(Struct, frozen=True, kw_only=True):
+class MigrationOptions(Options, frozen=True, kw_only=True):
     """How answers move to a cheaper endpoint while they are written (docs/migration.md).
 
     Args:

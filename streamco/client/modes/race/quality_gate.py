@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from statistics import fmean
 
-from msgspec import Struct
-
 from streamco.client.modes.race.dispatch_record import DispatchRecord
-from streamco.config import check_share
+from streamco.config import Options, check_share
 from streamco.core.race.attempt import AttemptState
 from streamco.core.race.gate import GatePlan, HeldBeginning
 from streamco.core.race.learner import Plan
@@ -29,7 +27,7 @@ _BLIND = 3  # answers without any probability after which no more are held
 _TRIED_AGAIN = 20  # answers after which one is held again
 
 
-class QualityGate(Struct, frozen=True, kw_only=True):
+class QualityGate(Options, frozen=True, kw_only=True):
     """Whether the device's own answer is good enough: its first tokens are held until a score says so (docs/howto/quality.md).
 
     Without ``min_score`` and ``score`` the score is learned from ratings of this app's answers, and the gate is off until there are enough.

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, Self, cast, get_args
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.client.modes.current_rate import RateName, RateSetting, check_rate_setting
-from streamco.config import Timeouts, check_share
+from streamco.config import Options, Timeouts, check_share
 from streamco.core.speculation.draft import BranchKind
 from streamco.core.speculation.estimates import Forecast, SpeculationEstimates
 from streamco.core.speculation.prior import EstimatesPrior
@@ -34,7 +33,7 @@ _VERDICT_TIMEOUTS = 15.0  # patiences until a connection without a verdict count
 _FIRST_VERDICT_TIMEOUTS = 30.0  # the same for the first verdict, because a prompt is read in it
 
 
-class SpeculationTuning(Struct, frozen=True, kw_only=True):
+class SpeculationTuning(Options, frozen=True, kw_only=True):
     """Settings of speculation that experiments compare and measured profiles know; the defaults suit every pair of models.
 
     Args:
@@ -96,7 +95,7 @@ class SpeculationTuning(Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"speculate: {name}: expected more than 0 s, got {seconds:g}")
 
 
-class SpeculationOptions(Struct, frozen=True, kw_only=True):
+class SpeculationOptions(Options, frozen=True, kw_only=True):
     """The settings of ``Speculate`` that estimates and machines depend on; described there."""
 
     drafter: Drafter = "device"
