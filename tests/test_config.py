@@ -150,14 +150,14 @@ def public_options() -> list[type[Options]]:
 def test_an_option_without_its_name_is_told_it(kind: type[Options]) -> None:
     name, first = kind.__name__, kind.__struct_fields__[0]
     with pytest.raises(TypeError, match=rf"^{name}: expected names, as in {name}\({first}=5\), got positional arguments$"):
-        kind(5)  # type: ignore[call-arg]
+        kind(5)
     with pytest.raises(TypeError, match=rf"^{name}: expected {first}, .*got an unexpected keyword argument '{first}s'; did you mean"):
         kind(**{f"{first}s": 5})
 
 
 def test_the_example_has_what_was_given() -> None:
     with pytest.raises(TypeError, match=r"as in TokenPrices\(prompt=5e-06, completion=3e-05\), got"):
-        TokenPrices(5e-6, 3e-5)  # type: ignore[misc]
+        TokenPrices(5e-6, 3e-5)  # type: ignore[call-arg]
     assert {"Race", "Speculate", "Timeouts", "Capabilities", "MigrationOptions"} <= {kind.__name__ for kind in public_options()}
 
 
