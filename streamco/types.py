@@ -5,7 +5,7 @@ from __future__ import annotations
 from streamco.client.chat import Answer
 from streamco.client.stream import Retracted, Settled, Token
 from streamco.endpoints.base import Endpoint, EndpointStream, Request, TextCounter, WrittenStream
-from streamco.openai_types import ChatCompletion, ChatCompletionChunk, CompletionUsage
+from streamco.openai_types import ChatCompletion, ChatCompletionChunk, ChoiceLogprobs, CompletionUsage, TokenLogprobs, TopLogprob
 from streamco.policies.quality import AnswerFacts, ShadowPair
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "AnswerFacts",
     "ChatCompletion",
     "ChatCompletionChunk",
+    "ChoiceLogprobs",
     "CompletionUsage",
     "Endpoint",
     "EndpointStream",
@@ -22,5 +23,7 @@ __all__ = [
     "ShadowPair",
     "TextCounter",
     "Token",
+    "TokenLogprobs",
+    "TopLogprob",
     "WrittenStream",
 ]

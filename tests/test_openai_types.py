@@ -19,6 +19,7 @@ from streamco.openai_types import (
     ChatCompletionMessage,
     Choice,
     ChoiceDelta,
+    ChoiceLogprobs,
     ChunkChoice,
     CompletionTokensDetails,
     CompletionUsage,
@@ -281,3 +282,49 @@ def test_what_a_chunk_writes_can_be_read_as_its_own_type(form: str) -> None:
     call = ToolCallDelta(index=0, function=FunctionDelta("f", "{}"))
     chunk = ChatCompletionChunk(id="x", choices=[ChunkChoice(ChoiceDelta("hi", tool_calls=[call]))], usage=CompletionUsage(1, 2, 3))
     assert msgspec.json.decode(getattr(chunk, form)(), type=ChatCompletionChunk) == chunk
+
+
+LOGPROBS: dict[str, Any] = {
+    "content": [
+        {"token": "é", "logprob": -0.5, "bytes": [195, 169], "top_logprobs": [{"token": "e", "logprob": -2.0, "bytes": None}]},
+        {"token": "x", "logprob": -0.1, "bytes": [120], "top_logprobs": [], "token_id": 7},
+    ],
+    "refusal": None,
+}
+
+
+@pytest.mark.parametrize("kind", [ChatCompletion, ChatCompletionChunk])
+def test_log_probabilities_have_openais_attributes(kind: type[ChatCompletion | ChatCompletionChunk]) -> None:
+    part = "message" if kind is ChatCompletion else "delta"
+    data = {**HEAD, "choices": [{"index": 0, "finish_reason": "stop", part: {"role": "assistant"}, "logprobs": LOGPROBS}]}
+    ours = msgspec.convert(data, kind)
+    both: list[Any] = [ours.choices[0].logprobs, openais(kind, {**data, "object": ours.object}).choices[0].logprobs]
+    for logprobs in both:
+        assert (len(logprobs.content), logprobs.refusal) == (2, None)
+        first, second = logprobs.content
+        assert (first.token, first.logprob, first.bytes, second.top_logprobs) == ("é", -0.5, [195, 169], [])
+        assert [(each.token, each.logprob, each.bytes) for each in first.top_logprobs] == [("e", -2.0, None)]
+        assert second.token_id == 7, "a server's own field"
+        with pytest.raises(AttributeError, match="seed"):
+            _ = second.seed
+
+
+def test_log_probabilities_are_sent_on_as_they_came() -> None:
+    odd: list[Any] = [LOGPROBS, {"tokens": ["a"], "token_logprobs": [-1.0]}, {"content": [None, 5, {}]}, {"content": "x"}, [2], "no", {}]
+    for sent in odd:
+        encoded = msgspec.json.encode(sent)
+        choice = ChunkChoice(logprobs=msgspec.json.decode(encoded))
+        assert msgspec.json.encode(choice.logprobs) == encoded
+        if isinstance(choice.logprobs, ChoiceLogprobs):
+            assert choice.logprobs.content is choice.logprobs.content, "made once"
+            assert choice.logprobs.model_dump() == choice.to_dict()["logprobs"] == sent
+        assert msgspec.json.encode(choice.logprobs) == encoded, "also after it was read"
+        assert pickle.loads(pickle.dumps(choice)) == copy.deepcopy(choice) == choice
+
+
+def test_a_dump_has_plain_log_probabilities() -> None:
+    choice = msgspec.convert({"logprobs": LOGPROBS}, ChunkChoice)
+    assert choice.logprobs is not None
+    assert choice.logprobs.content
+    dumped = choice.model_dump()["logprobs"]
+    assert {type(dumped), type(dumped["content"]), type(dumped["content"][0])} == {dict, list}

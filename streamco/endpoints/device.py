@@ -42,7 +42,7 @@ from streamco.engines.llamacpp.json_schema import has_grammars
 from streamco.engines.llamacpp.reasoning import ReasoningSplitter
 from streamco.errors import ConfigError, EndpointError, EndpointTimeoutError, EngineError, StreamClosed, StreamConsumed, UsageError
 from streamco.events import StreamEnded, TextCount, TokenConfidence, TokensReceived
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChoiceLogprobs, ChunkChoice
 from streamco.wire.openai.logprobs import MAX_TOP_LOGPROBS, chat_logprobs, token_logprobs
 
 if TYPE_CHECKING:
@@ -469,7 +469,7 @@ class DeviceStream:
         event = TokensReceived(self._endpoint.name, chunks, tokens, tuple(confidences))
         return self._boundary.strip(event) if self._boundary.is_open else event
 
-    def _logprobs(self, piece: TextPiece, count: int) -> object:
+    def _logprobs(self, piece: TextPiece, count: int) -> ChoiceLogprobs | None:
         engine = self._endpoint.engine
         return None if engine is None else chat_logprobs(token_logprobs(piece.ids, piece.tops, count), engine.detokenize)
 

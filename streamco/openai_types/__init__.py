@@ -10,10 +10,11 @@ them, so that what ``model_dump_json`` wrote can be read again. Chunks hold no c
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec import field
 
+from streamco.openai_types.logprobs import ChoiceLogprobs, TokenLogprobs, TopLogprob
 from streamco.openai_types.response_model import ResponseModel, further_fields, with_further, without_further
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "ChatCompletionMessage",
     "Choice",
     "ChoiceDelta",
+    "ChoiceLogprobs",
     "ChunkChoice",
     "CompletionTokensDetails",
     "CompletionUsage",
@@ -31,13 +33,20 @@ __all__ = [
     "FunctionDelta",
     "PromptTokensDetails",
     "ResponseModel",
+    "TokenLogprobs",
     "ToolCall",
     "ToolCallDelta",
+    "TopLogprob",
     "further_fields",
     "has_output",
     "with_further",
     "without_further",
 ]
+
+if TYPE_CHECKING:
+    Logprobs = ChoiceLogprobs | None
+else:
+    Logprobs = Any  # decoded as it comes, and given its type afterwards
 
 
 class FunctionDelta(ResponseModel, omit_defaults=True, gc=False, forbid_unknown_fields=True):
@@ -103,12 +112,16 @@ class ChunkChoice(ResponseModel, gc=False, forbid_unknown_fields=True):
     delta: ChoiceDelta = field(default_factory=ChoiceDelta)
     index: int = 0
     finish_reason: str | None = None
-    logprobs: Any = None
+    logprobs: Logprobs = None
     token_ids: list[int] | None = None
     native_finish_reason: Any = None
     content_filter_results: Any = None
     stop_reason: Any = None
     matched_stop: Any = None
+
+    def __post_init__(self) -> None:
+        if type(self.logprobs) is dict:
+            self.logprobs = ChoiceLogprobs(self.logprobs)
 
 
 class PromptTokensDetails(ResponseModel, omit_defaults=True, gc=False):
@@ -259,11 +272,15 @@ class Choice(ResponseModel):
     message: ChatCompletionMessage
     index: int = 0
     finish_reason: str | None = None
-    logprobs: Any = None
+    logprobs: Logprobs = None
     native_finish_reason: Any = None
     content_filter_results: Any = None
     stop_reason: Any = None
     matched_stop: Any = None
+
+    def __post_init__(self) -> None:
+        if type(self.logprobs) is dict:
+            self.logprobs = ChoiceLogprobs(self.logprobs)
 
 
 class ChatCompletion(ResponseModel):

@@ -28,7 +28,9 @@ async def test_the_device_says_how_sure_it_was_and_a_server_says_nothing(device:
         stream = client.stream("Name three rivers.", max_tokens=24, temperature=0)
         text = "".join([token.text async for token in stream])
     assert text == answer.choices[0].message.content
-    logarithms = [each["logprob"] for each in answer.choices[0].logprobs["content"]]
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    logarithms = [each.logprob for each in logprobs.content or ()]
     assert answer.report is not None
     for report in (stream.report, answer.report):
         parts = {part.name: part.confidence for part in report.endpoints}

@@ -14,6 +14,7 @@ from streamco.core.pacer import Pacer, split_chunk, weigh_chunk
 from streamco.openai_types import (
     ChatCompletionChunk,
     ChoiceDelta,
+    ChoiceLogprobs,
     ChunkChoice,
     CompletionUsage,
     ToolCallDelta,
@@ -119,7 +120,7 @@ def test_chunks_whose_text_belongs_to_other_data_stay_whole() -> None:
     with_tools = text_chunk("one two three four five")
     with_tools.choices[0].delta.tool_calls = [ToolCallDelta(index=0)]
     with_logprobs = text_chunk("one two three four five")
-    with_logprobs.choices[0].logprobs = {"content": []}
+    with_logprobs.choices[0].logprobs = ChoiceLogprobs(content=[])
     for chunk in (with_ids, with_tools, with_logprobs, ChatCompletionChunk(), text_chunk("short")):
         assert split_chunk(chunk) == [chunk]
     assert weigh_chunk(with_ids) == 5

@@ -20,6 +20,7 @@ from streamco.core.smooth_pacer import MAX_ADDED_DELAY, SmoothPacer
 from streamco.openai_types import (
     ChatCompletionChunk,
     ChoiceDelta,
+    ChoiceLogprobs,
     ChunkChoice,
     CompletionUsage,
     FunctionDelta,
@@ -315,7 +316,7 @@ def test_chunks_with_nothing_to_read_follow_the_text_before_them() -> None:
     "chunk",
     [
         text_chunk("one two three four five", ids=[1, 2, 3, 4, 5]),
-        ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(content="one two three four five"), logprobs={"content": []})]),
+        ChatCompletionChunk(choices=[ChunkChoice(ChoiceDelta("one two three four five"), logprobs=ChoiceLogprobs(content=[]))]),
     ],
     ids=["token ids", "logprobs"],
 )

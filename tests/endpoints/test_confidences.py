@@ -15,7 +15,7 @@ from streamco.endpoints.confidences import take_confidences
 from streamco.endpoints.local_server import LocalServerEndpoint
 from streamco.errors import EndpointStatusError
 from streamco.events import TokensReceived
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChoiceLogprobs, ChunkChoice
 from streamco.testing import RecordedRequest, ScriptedResponse, ScriptedServer, json_answer
 from streamco.testing.responses import sse_event
 from tests.client.helpers import server as remote
@@ -212,10 +212,12 @@ def test_what_is_no_log_probability_is_left_out() -> None:
     def chunk(logprobs: Any) -> ChatCompletionChunk:
         return ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(content="x"), logprobs=logprobs)])
 
-    second = ChunkChoice(index=1, delta=ChoiceDelta(content="y"), logprobs={"content": [{"logprob": -1.0}]})
+    second = ChunkChoice(index=1, delta=ChoiceDelta(content="y"), logprobs=ChoiceLogprobs(content=[{"logprob": -1.0}]))
     assert take_confidences([ChatCompletionChunk(choices=[second])], strips=True) == ()
     assert second.logprobs is None
-    thought = ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(reasoning="x"), logprobs={"content": [{"logprob": -1.0}]})])
+    thought = ChatCompletionChunk(
+        choices=[ChunkChoice(delta=ChoiceDelta(reasoning="x"), logprobs=ChoiceLogprobs(content=[{"logprob": -1.0}]))]
+    )
     assert take_confidences([thought], strips=False) == ()
     odd: list[Any] = [None, [], {}, {"content": None}, {"content": [None, {}, {"logprob": None}, {"logprob": "x"}, {"logprob": 2.0}]}]
     assert take_confidences([chunk(each) for each in odd], strips=False) == ()

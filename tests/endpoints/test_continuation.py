@@ -25,7 +25,7 @@ from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.token_transfer import PACKED_FIELD, TokenTransfer
 from streamco.errors import UsageError
 from streamco.events import Partial, StreamEnded, TokensReceived
-from streamco.openai_types import ChatCompletionChunk
+from streamco.openai_types import ChatCompletionChunk, ChoiceLogprobs
 from streamco.server.app import serving
 from streamco.testing import FakeEngine, ScriptedServer, json_answer, stream_answer
 from streamco.testing.endpoint import text_chunk
@@ -175,7 +175,7 @@ def test_an_answer_that_writes_it_again_is_whole_however_it_is_cut(answer: str, 
 def test_log_probabilities_go_with_the_text_that_is_left() -> None:
     chunks = [text_chunk(piece, ids=[9]) for piece in ("\n", " a")]
     for chunk in chunks:
-        chunk.choices[0].logprobs = {"content": [{"logprob": -1.0}]}
+        chunk.choices[0].logprobs = ChoiceLogprobs(content=[{"logprob": -1.0}])
     BoundaryWhitespace("\n ").strip(TokensReceived("s", chunks, 2))
     assert [chunk.choices[0].logprobs for chunk in chunks] == [None, {"content": [{"logprob": -1.0}]}]
 

@@ -577,9 +577,8 @@ async def test_log_probabilities_come_with_each_piece() -> None:
     async with device(FakeEngine(["a", "b"])) as endpoint:
         chunks, _, _ = await read(endpoint.open(replace(HELLO, extra={"logprobs": True, "top_logprobs": 1})))
     found = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].delta.content]
-    assert [entry["token"] for each in found for entry in each["content"]] == ["a", "b"]
-    assert [entry["logprob"] for each in found for entry in each["content"]] == [0.0, 0.0]
-    assert [len(entry["top_logprobs"]) for each in found for entry in each["content"]] == [1, 1]
+    entries = [entry for each in found if each is not None for entry in each.content or ()]
+    assert [(entry.token, entry.logprob, len(entry.top_logprobs)) for entry in entries] == [("a", 0.0, 1), ("b", 0.0, 1)]
 
 
 async def test_without_being_asked_no_log_probabilities_come() -> None:

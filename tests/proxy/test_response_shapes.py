@@ -11,6 +11,7 @@ from streamco.openai_types import (
     ChatCompletion,
     ChatCompletionChunk,
     ChoiceDelta,
+    ChoiceLogprobs,
     ChunkChoice,
     CompletionUsage,
     FunctionDelta,
@@ -78,7 +79,7 @@ def test_nulls_stand_where_openai_has_them() -> None:
 def test_tool_calls_and_log_probabilities_pass_as_they_are() -> None:
     call = ToolCallDelta(index=2, id="c", type="function", function=FunctionDelta(name="f", arguments=""))
     given = chunk(ChoiceDelta(tool_calls=[call]))
-    given.choices[0].logprobs = {"content": [{"token": "a", "logprob": -0.5}]}
+    given.choices[0].logprobs = ChoiceLogprobs(content=[{"token": "a", "logprob": -0.5}])
     choice = decode(ChatShape(model="m").event(given))["choices"][0]
     assert choice["delta"]["tool_calls"] == [{"index": 2, "id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}]
     assert choice["logprobs"] == {"content": [{"token": "a", "logprob": -0.5}]}

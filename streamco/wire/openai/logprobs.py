@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from streamco.openai_types import ChoiceLogprobs
+
 __all__ = ["MAX_TOP_LOGPROBS", "UNLIKELY", "TokenLogprob", "chat_logprobs", "token_logprobs"]
 
 MAX_TOP_LOGPROBS = 20  # alternatives of each token that a request may ask for, as at OpenAI
@@ -35,7 +37,7 @@ def _token_logprob(token: int, top: Top, count: int) -> TokenLogprob:
     return token, dict(table).get(token, UNLIKELY), table[:count]
 
 
-def chat_logprobs(tokens: Iterable[TokenLogprob], detokenize: Callable[[Sequence[int]], bytes]) -> dict[str, Any]:
+def chat_logprobs(tokens: Iterable[TokenLogprob], detokenize: Callable[[Sequence[int]], bytes]) -> ChoiceLogprobs:
     """Return the ``logprobs`` of a choice. A log-probability that isn't known is None."""
 
     def entry(token: int, logprob: float | None) -> dict[str, Any]:
@@ -43,7 +45,7 @@ def chat_logprobs(tokens: Iterable[TokenLogprob], detokenize: Callable[[Sequence
         return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
 
     content = [{**entry(token, logprob), "top_logprobs": [entry(*other) for other in others]} for token, logprob, others in tokens]
-    return {"content": content, "refusal": None}
+    return ChoiceLogprobs(content=content, refusal=None)
 
 
 def _log(probability: float) -> float:

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from streamco.core.race.restart import Diverged, RestartFilter
 from streamco.core.race.transcript import Transcript
 from streamco.events import Partial, TokensReceived
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
+from streamco.openai_types import (
+    ChatCompletionChunk,
+    ChoiceDelta,
+    ChoiceLogprobs,
+    ChunkChoice,
+    CompletionUsage,
+    FunctionDelta,
+    ToolCallDelta,
+)
 
 VOCABULARY = "300:0123456789abcdef"
 
@@ -166,7 +174,7 @@ def test_the_finish_of_an_answer_that_has_nothing_new_comes_through() -> None:
 
 def test_usage_in_the_overlaps_last_chunk_comes_through_and_its_logprobs_do_not() -> None:
     last = text("one")
-    last.usage, last.choices[0].logprobs = CompletionUsage(completion_tokens=1), {"content": []}
+    last.usage, last.choices[0].logprobs = CompletionUsage(completion_tokens=1), ChoiceLogprobs(content=[])
     passed = RestartFilter(Partial(text="one")).feed(event(last))
     assert isinstance(passed, TokensReceived)
     assert [(chunk.usage, chunk.choices[0].logprobs) for chunk in passed.chunks] == [(last.usage, None)]

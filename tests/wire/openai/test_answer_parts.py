@@ -11,6 +11,7 @@ from streamco.openai_types import (
     ChatCompletionChunk,
     ChatCompletionMessage,
     ChoiceDelta,
+    ChoiceLogprobs,
     ChunkChoice,
     CompletionUsage,
     FunctionCall,
@@ -224,7 +225,7 @@ def test_usage_finish_reason_and_the_matched_stop_are_kept() -> None:
 def test_log_probabilities_come_with_their_text() -> None:
     parts = AnswerParts()
     tokens = [{"token": "a", "logprob": -1.0}]
-    events = parts.add(ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(content="a"), logprobs={"content": tokens})]))
+    events = parts.add(ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(content="a"), logprobs=ChoiceLogprobs(content=tokens))]))
     grew = events[1]
     assert isinstance(grew, PartGrew)
     assert grew.logprobs == grew.part.logprobs == tokens

@@ -158,14 +158,15 @@ def test_calls_with_index_come_out_whole_however_their_deltas_interleave(
 
 
 def test_log_probabilities_are_joined_and_the_chunks_stay_as_they_are() -> None:
-    parts = [{"content": [{"token": "a"}], "refusal": None}, {"content": [{"token": "b"}], "refusal": None}, None]
+    parts: list[Any] = [{"content": [{"token": "a"}], "refusal": None}, {"content": [{"token": "b"}], "refusal": None}, None]
     chunks = [ChatCompletionChunk(choices=[ChunkChoice(ChoiceDelta("x"), logprobs=part)]) for part in parts]
     assert assemble(chunks).choices[0].logprobs == {"content": [{"token": "a"}, {"token": "b"}], "refusal": None}
     assert parts[0] == {"content": [{"token": "a"}], "refusal": None}
 
 
 def test_log_probabilities_of_another_shape_are_the_last_ones() -> None:
-    chunks = [ChatCompletionChunk(choices=[ChunkChoice(logprobs=part)]) for part in ({"content": [1]}, [2], {"tokens": ["a"]})]
+    parts: list[Any] = [{"content": [1]}, [2], {"tokens": ["a"]}]
+    chunks = [ChatCompletionChunk(choices=[ChunkChoice(logprobs=part)]) for part in parts]
     assert assemble(chunks).choices[0].logprobs == {"tokens": ["a"]}
 
 

@@ -12,6 +12,7 @@ from streamco.core.report_parts import AnswerUsage
 from streamco.openai_types import (
     ChatCompletionChunk,
     ChoiceDelta,
+    ChoiceLogprobs,
     ChunkChoice,
     CompletionTokensDetails,
     CompletionUsage,
@@ -219,7 +220,7 @@ def test_a_failure_keeps_the_text_behind_a_call_without_a_name() -> None:
 
 def test_log_probabilities_are_in_deltas_and_in_the_part() -> None:
     tokens = [{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}]
-    first = ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(content="a"), logprobs={"content": tokens})])
+    first = ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(content="a"), logprobs=ChoiceLogprobs(content=tokens))])
     events = stream(first, chunk(content="b"))
     assert [data["logprobs"] for name, data in events if "output_text.d" in name] == [tokens, [], tokens]
     assert events[-1][1]["response"]["output"][0]["content"][0]["logprobs"] == tokens
