@@ -113,7 +113,9 @@ def test_dicts_and_json_are_those_of_openais_sdk(kind: type[ResponseModel], data
     assert ours.to_dict() == theirs.to_dict() == data
     assert ours.to_dict(exclude_none=True) == theirs.to_dict(exclude_none=True)
     assert json.loads(ours.to_json()) == json.loads(theirs.to_json())
-    assert json.loads(ours.model_dump_json()) == json.loads(theirs.model_dump_json())
+    assert json.loads(ours.model_dump_json(exclude_none=False)) == json.loads(theirs.model_dump_json())
+    assert json.loads(ours.model_dump_json()) == json.loads(theirs.model_dump_json(exclude_none=True))
+    assert json.loads(ours.model_dump_json(exclude_unset=True)) == json.loads(theirs.model_dump_json(exclude_unset=True))
 
 
 @pytest.mark.parametrize(("kind", "data"), DATA)
@@ -141,6 +143,30 @@ def test_a_view_of_fastapi_returns_an_answer_with_all_that_its_server_sent() -> 
     app.get("/", response_model=None)(lambda: answer)
     assert client.TestClient(app).get("/").json() == answer.model_dump(mode="json")
     assert "report" not in dict(answer)
+
+
+@pytest.mark.parametrize(("kind", "data"), DATA)
+def test_the_type_of_an_answer_may_be_the_return_type_of_a_view(kind: type[ResponseModel], data: dict[str, Any]) -> None:
+    fastapi, client = pytest.importorskip("fastapi"), pytest.importorskip("fastapi.testclient")
+    answer = with_further(msgspec.convert(data, kind), {"citations": ["https://a.example"], "note": None})
+
+    def view() -> Any:
+        return answer
+
+    view.__annotations__["return"] = kind
+    app = fastapi.FastAPI()
+    app.get("/")(view)
+    app.get("/list", response_model=list[kind])(lambda: [answer])  # type: ignore[valid-type]
+    browser = client.TestClient(app)
+    assert browser.get("/").text == answer.model_dump_json()
+    assert browser.get("/list").json() == [json.loads(answer.model_dump_json())]
+    assert kind.__name__ in browser.get("/openapi.json").text
+
+
+def test_json_that_is_sent_on_has_no_nulls() -> None:
+    chunk = msgspec.convert(CHUNKS[0], ChatCompletionChunk)
+    assert "null" not in chunk.model_dump_json()
+    assert chunk.model_dump()["usage"] is None, "a dict is OpenAI's"
 
 
 @pytest.mark.parametrize(("kind", "data"), DATA)

@@ -89,17 +89,24 @@ class ResponseModel(Struct, gc=False):
         by_alias: bool | None = None,
         exclude_unset: bool = False,
         exclude_defaults: bool = False,
-        exclude_none: bool = False,
+        exclude_none: bool | None = None,
         warnings: bool = True,
     ) -> str:
-        """Return ``model_dump`` as JSON; ``indent``: spaces for each level, None: one line."""
+        """Return ``model_dump`` as JSON for whoever it is sent on to: without what is null, most of a chunk.
+
+        Args:
+            indent: spaces for each level; None: one line.
+            include, exclude, by_alias, exclude_unset, exclude_defaults, warnings: as in ``model_dump``.
+            exclude_none: leave out what is null; None: leave it out, unless ``exclude_unset`` says what is left out. False: the JSON of
+                OpenAI's SDK.
+        """
         dumped = self.model_dump(
             include=include,
             exclude=exclude,
             by_alias=by_alias,
             exclude_unset=exclude_unset,
             exclude_defaults=exclude_defaults,
-            exclude_none=exclude_none,
+            exclude_none=not exclude_unset if exclude_none is None else exclude_none,
             warnings=warnings,
         )
         encoded = msgspec.json.encode(dumped)
@@ -147,6 +154,21 @@ class ResponseModel(Struct, gc=False):
 
     def _rename(self, dumped: dict[str, Any]) -> None:
         """Change what a dump has, for a type whose servers use several names."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        """Say to pydantic what this is, so that it may be the return type of a FastAPI route: JSON without what is null."""
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_plain_validator_function(
+            lambda value: value if isinstance(value, cls) else msgspec.convert(value, cls),
+            serialization=core_schema.plain_serializer_function_ser_schema(lambda value: value.model_dump(mode="json", exclude_none=True)),
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
+        """Return the JSON schema that FastAPI shows."""
+        return {"type": "object", "title": cls.__name__}
 
 
 def _dump(value: Any, keep_nulls: Literal["all", "sent", "none"]) -> Any:
