@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from streamco import testing as testing
     from streamco import types as types
     from streamco import verifiers as verifiers
+    from streamco.client.arguments import Message
     from streamco.client.client import Client
     from streamco.client.modes.auto import Auto
     from streamco.client.modes.race.migration import MigrationOptions
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "streamco.client.arguments": ("Message",),
     "streamco.client.client": ("Client",),
     "streamco.client.modes.auto": ("Auto",),
     "streamco.client.modes.race.migration": ("MigrationOptions",),
@@ -84,6 +86,7 @@ __all__ = [
     "EndpointError",
     "Limits",
     "LocalServerEndpoint",
+    "Message",
     "MigrationOptions",
     "OpenAIEndpoint",
     "PromptError",

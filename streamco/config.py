@@ -58,12 +58,12 @@ class Options(Struct, frozen=True, kw_only=True, metaclass=_OptionsMeta):
 READING = 4.8  # tokens/s; DiSCo section 2.2: mean silent reading speed
 LISTENING = 3.5  # tokens/s; DiSCo section 2.2: mean speaking rate
 
-Pace = float | str | None
+Pace = float | Literal["reading", "listening", "smooth"] | None
 ReaderPace = float | Literal["smooth"] | None
 """A pace as it was parsed: tokens per second, "smooth" (as the text comes, but evenly), or None (at once)."""
 
 
-def parse_pace(pace: Pace) -> ReaderPace:
+def parse_pace(pace: float | str | None) -> ReaderPace:
     """Return the tokens per second of a ``pace`` setting; "smooth": it follows the text; None: deliver at once.
 
     Raises:

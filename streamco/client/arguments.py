@@ -9,7 +9,8 @@ from typing import Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 import msgspec
 
 from streamco.config import NO_LIMIT, SamplingOptions, Timeouts
-from streamco.endpoints.base import TASK_HEADER, Message, Request
+from streamco.endpoints.base import TASK_HEADER, Request
+from streamco.endpoints.base import Message as PlainMessage
 from streamco.endpoints.network.headers import check_headers, check_text
 from streamco.engines.sampling import MAX_TOP_K, MIN_TOP_P
 from streamco.errors import MAX_NAME, ConfigError, shorten
@@ -17,6 +18,7 @@ from streamco.errors import MAX_NAME, ConfigError, shorten
 __all__ = [
     "UNSET",
     "ChatOptions",
+    "Message",
     "Messages",
     "NotGiven",
     "RequestTimeout",
@@ -63,7 +65,9 @@ class PhaseTimeouts(Protocol):
 
 
 Optional: TypeAlias = T | NotGiven | None
-Messages: TypeAlias = str | Iterable[Message | ResponseObject]
+Message: TypeAlias = Mapping[str, Any] | ResponseObject
+"""A message of a conversation: a dict in OpenAI's form, or a response object, such as the ``message`` of an answer's choice."""
+Messages: TypeAlias = str | Iterable[Message]
 RequestTimeout: TypeAlias = float | Timeouts | PhaseTimeouts | NotGiven | None
 
 
@@ -275,7 +279,7 @@ def _check_bias(value: object) -> tuple[tuple[int, float], ...]:
     return tuple(biases)
 
 
-def _check_messages(messages: Iterable[Any]) -> list[Message]:
+def _check_messages(messages: Iterable[Any]) -> list[PlainMessage]:
     is_one = isinstance(messages, Mapping) or hasattr(messages, "model_dump")
     if is_one or not isinstance(messages, Iterable):
         raise ConfigError(f"messages: expected a text or a list of messages, got {type(messages).__name__}")

@@ -209,7 +209,7 @@ class DispatchSection(DispatchOptions, frozen=True, kw_only=True):
     NOT_IN_FILES: ClassVar[frozenset[str]] = frozenset({"gate"})
 
     budget: float = 0.3
-    policy: str = "auto"
+    policy: str = "auto"  # type: ignore[assignment]  # its check names the policies
     pace: float | Literal["reading", "listening", "smooth"] | None = None
     on_failure: Literal["migrate", "restart", "raise"] | None = None  # if an endpoint fails in mid-answer; None: migrate, with tools raise
     gate: None = None

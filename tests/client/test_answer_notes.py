@@ -21,6 +21,7 @@ from streamco.client.modes.base import Mode
 from streamco.client.modes.race.migration import MigrationOptions
 from streamco.client.modes.race.mode import Race
 from streamco.client.modes.speculation.mode import Speculate
+from streamco.core.race.learner import PolicyName
 from streamco.core.report import Report
 from streamco.endpoints.base import Capabilities, Request, TokenPrices
 from streamco.errors import (
@@ -134,7 +135,7 @@ class World:
     """A client's configuration, its request and the faults."""
 
     sides: tuple[Side, ...]
-    policy: str
+    policy: PolicyName
     budget: float | None
     mode: str | None
     on_failure: str | None

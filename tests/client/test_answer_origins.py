@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from streamco.client.client import Client
 from streamco.client.modes.race.mode import Race
 from streamco.config import RetryPolicy
+from streamco.core.race.learner import PolicyName
 from streamco.core.report import Report
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
@@ -42,7 +43,7 @@ ONLY_A_SERVER = {"reasoning_effort", "logit_bias"}  # the server's vocabulary is
 class Case:
     """A client's policy, a request and what is wrong."""
 
-    policy: str
+    policy: PolicyName
     budget: float | None
     device: str  # "", or what is wrong with it
     server: str

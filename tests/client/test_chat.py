@@ -85,6 +85,20 @@ async def use(client: streamco.Client, flag: bool, said: ChatCompletionMessage) 
     client.stream("x", max_tokens=3, logit_bias={"5": 1})
     client.stream("x", max_token=3)  # wrong
     client.with_options(timeout=3, max_retries=2)
+    messages: list[streamco.Message] = [{"role": "user", "content": "x"}]
+    answer = await ask(messages=messages)
+    messages.append(answer.choices[0].message)
+    messages += [said, {"role": "user", "content": "y"}]
+    await ask(messages=messages, stream=True, pace="smooth")
+    messages.append("y")  # wrong
+    messages.append(5)  # wrong
+    client.stream(messages, pace="smoth")  # wrong
+    streamco.Client(mode=streamco.Race(policy="server-only"), pace="reading")
+    streamco.Client(mode=streamco.Race(policy="server-olny"))  # wrong
+    streamco.Client(pace="brisk")  # wrong
+    if answer.choices[0].logprobs is not None and answer.choices[0].logprobs.content is not None:
+        assert_type(answer.choices[0].logprobs.content[0].logprob, float)
+        assert_type(answer.choices[0].logprobs.content[0].top_logprobs[0].token, str)
 """
 
 

@@ -875,7 +875,7 @@ async def test_wrong_options_are_refused_as_the_settings_are() -> None:
     with pytest.raises(ConfigError, match="n: expected 1 for a stream of tokens, got 2"):
         client.stream("hello", n=2)
     with pytest.raises(ConfigError, match="pace: expected"):
-        client.stream("hello", pace="brisk")
+        client.stream("hello", pace="brisk")  # type: ignore[arg-type]
 
 
 async def test_the_name_of_a_model_stands_for_openais_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import streamco
 from streamco.client.client import Client
 from streamco.client.modes.race.mode import Race
 from streamco.config import Pace
+from streamco.core.race.learner import PolicyName
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EndpointError, EngineError
 from streamco.events import TextCount
@@ -105,7 +106,7 @@ def test_whatever_dies_when_the_reader_sees_each_word_once(seed: int) -> None:
         rng = random.Random(seed)
         servers = [writer(f"server{index}", cut=rng.randrange(1, 12), step=rng.uniform(0.01, 0.3)) for index in range(rng.randrange(1, 4))]
         device = writer("device", kind="device", step=rng.uniform(0.01, 0.5))
-        policy = rng.choice(["both", "server-first", "device-first"])
+        policy: PolicyName = rng.choice(["both", "server-first", "device-first"])
         async with Client(
             device, servers, mode=Race(policy=policy), budget=1.0, pace=rng.choice([None, 5, 40, "smooth"]), seed=seed
         ) as client:

@@ -11,6 +11,7 @@ import pytest
 
 import streamco
 from streamco import QualityGate, Race
+from streamco.core.race.learner import PolicyName
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.errors import ConfigError, EndpointConnectError, EndpointProtocolError, EndpointTimeoutError, StreamClosed, UsageError
 from streamco.policies.quality import MIN_LABELS, AnswerFacts
@@ -84,7 +85,8 @@ async def test_the_devices_answer_is_whole_if_the_server_is_late() -> None:
 @pytest.mark.parametrize("seed", range(10))
 async def test_no_answer_is_lost_whenever_the_server_is_cut_off_before_its_first_token(seed: int) -> None:
     draw = random.Random(seed)
-    policies, remote = draw.choices(["device-first", "both"], k=20), server()
+    names: list[PolicyName] = ["device-first", "both"]
+    policies, remote = draw.choices(names, k=20), server()
     async with opened(engine(0.2), remote, mode=race(), budget=0.9) as client:
         for policy in policies:
             one = client.with_options(mode=Race(policy=policy, quality=QualityGate(min_score=0.5, tokens=draw.randint(1, 16))))

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from streamco.client.client import Client
 from streamco.client.modes.race.mode import Race
+from streamco.core.race.learner import PolicyName
 from streamco.endpoints.base import Endpoint
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.proxy.app import make_app
@@ -116,7 +117,7 @@ class RecordedProxy(Struct):
 
 @asynccontextmanager
 async def recorded_proxy(
-    *answers: ScriptedResponse | Responder, device: Endpoint | None = None, policy: str = "auto", **options: Any
+    *answers: ScriptedResponse | Responder, device: Endpoint | None = None, policy: PolicyName = "auto", **options: Any
 ) -> AsyncIterator[RecordedProxy]:
     """A proxy over a scripted server.
 

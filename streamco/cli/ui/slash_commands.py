@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from typing import Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
 from streamco.config import Pace, parse_pace
 from streamco.errors import ConfigError
+
+if TYPE_CHECKING:
+    from streamco.core.race.learner import PolicyName  # with all that a race learns, for a name
 
 __all__ = [
     "COMMANDS",
@@ -28,7 +32,7 @@ __all__ = [
 ]
 
 MODES = ("race", "speculate", "auto")
-POLICIES = (
+POLICIES: tuple[PolicyName, ...] = (
     "auto",
     "disco",
     "device-constrained",
@@ -138,6 +142,14 @@ USUAL_PACE = object()
 """A pace that no option gave: evenly on a terminal, else as the text comes."""
 
 
+_PACES: Mapping[str, Pace] = {
+    **dict.fromkeys(("off", "none", "0")),
+    "reading": "reading",
+    "listening": "listening",
+    "smooth": "smooth",
+}
+
+
 def parse_pace_text(text: str) -> Pace:
     """Parse a pace as people type it: ``off``, ``reading``, ``listening``, ``smooth`` or tokens per second.
 
@@ -145,15 +157,12 @@ def parse_pace_text(text: str) -> Pace:
         ConfigError: none of these.
     """
     word = text.strip().lower()
-    if word in {"off", "none", "0"}:
-        return None
+    if word in _PACES:
+        return _PACES[word]
     try:
-        pace: Pace = float(word)
-    except ValueError:
-        pace = word
-    try:
+        pace = float(word)
         parse_pace(pace)
-    except ConfigError:
+    except ValueError:  # ConfigError is one
         raise ConfigError(f"pace: expected off, reading, listening, smooth or tokens per second above 0, got {text!r}") from None
     return pace
 
@@ -195,15 +204,16 @@ def parse_mode(text: str) -> Literal["race", "speculate", "auto"]:
     raise ConfigError(f"mode: expected race, speculate or auto, got {text!r}")
 
 
-def parse_policy(text: str) -> str:
+def parse_policy(text: str) -> PolicyName:
     """Parse a policy's name, in upper or lower case and with hyphens or underscores.
 
     Raises:
         ConfigError: there is no such policy.
     """
     name = text.strip().lower().replace("_", "-")
-    if name in POLICIES:
-        return name
+    for policy in POLICIES:
+        if policy == name:
+            return policy
     near = difflib.get_close_matches(name, POLICIES, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     raise ConfigError(f"policy: expected one of {', '.join(POLICIES)}, got {text!r}{hint}")

@@ -8,6 +8,7 @@ import pytest
 
 from streamco.client.modes.race.dispatcher import Dispatcher, DispatchOptions
 from streamco.client.modes.race.migration import MigrationOptions
+from streamco.core.race.learner import PolicyName
 from streamco.endpoints.known_servers.providers import find_provider
 from streamco.profiles import Profile
 from streamco.sim.race.client import RaceOutcome, RequestDraw, SimulatedClient, draw_request
@@ -21,7 +22,9 @@ LENGTHS = QuantileLengths(*ALPACA)
 PRICES = price_of("gpt-4o-mini")
 
 
-def client(policy: str = "auto", *, budget: float = 0.3, side: Any = "device", rate: float = 5.0, **settings: Any) -> SimulatedClient:
+def client(
+    policy: PolicyName = "auto", *, budget: float = 0.3, side: Any = "device", rate: float = 5.0, **settings: Any
+) -> SimulatedClient:
     profile = Profile(server_ttft=SERVICE.ttft, device=PHONE.speed, lengths=LENGTHS.prompts, prices=PRICES, shape=PHONE.shape)
     dispatcher = Dispatcher(DispatchOptions(policy=policy, constrained=side, exchange_rate=rate), budget=budget, profile=profile, seed=1)
     return SimulatedClient(dispatcher, PHONE.speed, prices=PRICES, shape=PHONE.shape, exchange_rate=rate, **{"pace": None, **settings})
@@ -54,7 +57,7 @@ def test_the_same_seed_throws_the_same_request() -> None:
 
 @pytest.mark.parametrize("policy", ["auto", "stochastic", "both", "optimal"])
 @pytest.mark.parametrize("side", ["device", "server"])
-def test_an_answer_in_few_events_comes_to_what_it_comes_to_token_by_token(policy: str, side: Any) -> None:
+def test_an_answer_in_few_events_comes_to_what_it_comes_to_token_by_token(policy: PolicyName, side: Any) -> None:
     few, many = client(policy, side=side, burst=1 << 20), client(policy, side=side)
     for each in draws(120):
         one, other = few.run(each), many.run(each)

@@ -30,7 +30,7 @@ from streamco.client.request_facts import describe_request, facts_for_log
 from streamco.config import READING, Options, check_share
 from streamco.core.race.attempt import Attempt, AttemptState
 from streamco.core.race.estimators import is_burst
-from streamco.core.race.learner import DeviceTTFT, Learner, Plan, PromptLength, ServerTTFT, check_policy
+from streamco.core.race.learner import DeviceTTFT, Learner, Plan, PolicyName, PromptLength, ServerTTFT, check_policy
 from streamco.core.race.machine import RaceMachine
 from streamco.core.race.migration import MigrationPlan
 from streamco.core.report_parts import HandOver
@@ -62,7 +62,7 @@ _NAMED_SIDES: Mapping[str, Side] = {"device-only": "device", "device-first": "de
 class DispatchOptions(Options, frozen=True, kw_only=True):
     """The settings of a ``Race`` that an account depends on; described there."""
 
-    policy: str | DispatchPolicy = "auto"
+    policy: PolicyName | DispatchPolicy = "auto"
     constrained: Literal["device", "server"] | None = None
     tail: float = TAIL
     tail_weight: float = 0.0

@@ -9,6 +9,7 @@ import pytest
 from streamco.client.arguments import build_request
 from streamco.client.modes.race.dispatch_record import DispatchRecord, endpoint_cost, known_prices
 from streamco.client.modes.race.dispatcher import Dispatcher, DispatchOptions
+from streamco.core.race.learner import PolicyName
 from streamco.endpoints.base import Capabilities, TokenPrices
 from streamco.policies.cost import RequestCost
 from tests.client.helpers import device, server
@@ -16,7 +17,7 @@ from tests.client.helpers import device, server
 WORDS = "my private words"
 
 
-def decided(policy: str = "both", **options: Any) -> DispatchRecord:
+def decided(policy: PolicyName = "both", **options: Any) -> DispatchRecord:
     """The decision for a request to a device and a server that can do everything."""
     can = Capabilities(json_schema=True, choices=True)
     dispatcher = Dispatcher(DispatchOptions(policy=policy), budget=1.0, seed=1)

@@ -12,6 +12,7 @@ from streamco.client.modes.race.dispatch_record import DispatchRecord
 from streamco.client.modes.race.dispatcher import Dispatcher, DispatchOptions
 from streamco.core.race.answer_lengths import TYPICAL
 from streamco.core.race.attempt import AttemptPlan
+from streamco.core.race.learner import PolicyName
 from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.endpoints.base import Capabilities, Endpoint, Request, TokenPrices
 from streamco.errors import ConfigError, EndpointConnectError, EndpointError, EngineError
@@ -24,7 +25,7 @@ from tests.client.helpers import ShapedDevice, device, server
 REQUEST = build_request("How do tides work?")
 
 
-def make(budget: float = 0.3, policy: str = "auto", seed: int = 1, **options: Any) -> Dispatcher:
+def make(budget: float = 0.3, policy: PolicyName = "auto", seed: int = 1, **options: Any) -> Dispatcher:
     return Dispatcher(DispatchOptions(policy=policy, **options), budget=budget, seed=seed)
 
 
@@ -121,7 +122,7 @@ def test_a_side_over_its_budget_stands_in_only() -> None:
 
 
 @pytest.mark.parametrize(("policy", "side"), [("server-only", "server"), ("device-only", "device")])
-def test_a_side_asked_for_by_name_is_not_limited_by_the_budget(policy: str, side: str) -> None:
+def test_a_side_asked_for_by_name_is_not_limited_by_the_budget(policy: PolicyName, side: str) -> None:
     dispatcher = make(budget=0.0, policy=policy, constrained=side)
     for _ in range(5):
         dispatched = decide(dispatcher, local=device(), remote=server())
