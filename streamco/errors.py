@@ -8,6 +8,7 @@
     │   ├── EndpointTimeoutError  .phase = connect | first_token | next_token | total
     │   ├── EndpointStatusError   .status .body .retry_after
     │   ├── EndpointProtocolError .is_lasting
+    │   ├── UnparsedAnswer        .completion .code = length | content_filter | invalid
     │   └── EngineError           the model on this machine
     │       └── PromptError       it can't take this prompt
     ├── AllEndpointsFailed        .errors, .partial
@@ -45,6 +46,7 @@ __all__ = [
     "StreamClosed",
     "StreamConsumed",
     "StreamcoError",
+    "UnparsedAnswer",
     "UsageError",
     "VerifierError",
     "is_out_of_time",
@@ -188,6 +190,22 @@ class EndpointProtocolError(EndpointError):
         super().__init__(message, endpoint=endpoint, partial=partial)
         self.is_limit = is_limit
         self.is_lasting = is_lasting
+
+
+class UnparsedAnswer(EndpointError):
+    """An answer that came whole and can't be read as the object that was asked for.
+
+    Args:
+        message: expected and got.
+        completion: the answer, a ``streamco.types.Answer``; its text is in ``partial``, too.
+        code: "length": its limit of tokens cut it off; "content_filter": a content filter did; "invalid": its text isn't JSON of the class,
+            and ``__cause__`` is pydantic's error.
+    """
+
+    def __init__(self, message: str, *, completion: Any, code: str, endpoint: str = "", partial: str = "") -> None:
+        super().__init__(message, endpoint=endpoint, partial=partial)
+        self.completion = completion
+        self.code = code
 
 
 class EngineError(EndpointError):

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
-from streamco.client.chat import Answer
+from streamco.client.chat_events import (
+    ChatEvent,
+    ChatEventStream,
+    ChunkEvent,
+    ContentDeltaEvent,
+    ContentDoneEvent,
+    FunctionToolCallArgumentsDeltaEvent,
+    FunctionToolCallArgumentsDoneEvent,
+    LogprobsContentDeltaEvent,
+    LogprobsContentDoneEvent,
+    LogprobsRefusalDeltaEvent,
+    LogprobsRefusalDoneEvent,
+    RefusalDeltaEvent,
+    RefusalDoneEvent,
+)
 from streamco.client.stream import Retracted, Settled, Token
+from streamco.client.whole_answer import Answer, ParsedAnswer, ParsedChoice, ParsedMessage
 from streamco.endpoints.base import Endpoint, EndpointStream, Request, TextCounter, WrittenStream
 from streamco.openai_types import ChatCompletion, ChatCompletionChunk, ChoiceLogprobs, CompletionUsage, TokenLogprobs, TopLogprob
 from streamco.policies.quality import AnswerFacts, ShadowPair
@@ -13,10 +28,26 @@ __all__ = [
     "AnswerFacts",
     "ChatCompletion",
     "ChatCompletionChunk",
+    "ChatEvent",
+    "ChatEventStream",
     "ChoiceLogprobs",
+    "ChunkEvent",
     "CompletionUsage",
+    "ContentDeltaEvent",
+    "ContentDoneEvent",
     "Endpoint",
     "EndpointStream",
+    "FunctionToolCallArgumentsDeltaEvent",
+    "FunctionToolCallArgumentsDoneEvent",
+    "LogprobsContentDeltaEvent",
+    "LogprobsContentDoneEvent",
+    "LogprobsRefusalDeltaEvent",
+    "LogprobsRefusalDoneEvent",
+    "ParsedAnswer",
+    "ParsedChoice",
+    "ParsedMessage",
+    "RefusalDeltaEvent",
+    "RefusalDoneEvent",
     "Request",
     "Retracted",
     "Settled",

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 
 import msgspec
 
+from streamco.client.response_schema import schema_format
 from streamco.config import NO_LIMIT, SamplingOptions, Timeouts
 from streamco.endpoints.base import TASK_HEADER, Request
 from streamco.endpoints.base import Message as PlainMessage
@@ -21,6 +22,7 @@ __all__ = [
     "Message",
     "Messages",
     "NotGiven",
+    "ParseOptions",
     "RequestTimeout",
     "Unset",
     "build_request",
@@ -71,8 +73,8 @@ Messages: TypeAlias = str | Iterable[Message]
 RequestTimeout: TypeAlias = float | Timeouts | PhaseTimeouts | NotGiven | None
 
 
-class ChatOptions(TypedDict, total=False):
-    """The arguments of ``chat.completions.create``, as in OpenAI's SDK 3.57, except ``messages``, ``model`` and ``stream``.
+class ParseOptions(TypedDict, total=False):
+    """The arguments of ``chat.completions.parse``, as in OpenAI's SDK 3.57, except ``messages``, ``model`` and ``response_format``.
 
     None and OpenAI's marks mean not given; only for ``timeout`` None has a meaning. ``create`` of OpenAI's SDK has no ``max_retries``,
     ``top_k`` and ``min_p``.
@@ -104,7 +106,6 @@ class ChatOptions(TypedDict, total=False):
     prompt_cache_options: Optional[Mapping[str, Any]]
     prompt_cache_retention: Optional[str]
     reasoning_effort: Optional[str]
-    response_format: Optional[Mapping[str, Any]]
     safety_identifier: Optional[str]
     seed: Optional[int]
     service_tier: Optional[str]
@@ -128,6 +129,16 @@ class ChatOptions(TypedDict, total=False):
     min_p: Optional[float]
 
 
+class ChatOptions(ParseOptions, total=False):
+    """The arguments of ``chat.completions.create``, as in OpenAI's SDK 3.57, except ``messages``, ``model`` and ``stream``.
+
+    Args:
+        response_format: a mapping, or a class of pydantic, whose JSON schema is sent then.
+    """
+
+    response_format: Optional[Mapping[str, Any] | type]
+
+
 _NAMES = frozenset(ChatOptions.__annotations__)
 _LIMITS = ("max_tokens", "max_completion_tokens")
 _PENALTIES = ("frequency_penalty", "presence_penalty")
@@ -149,6 +160,8 @@ def build_request(messages: Messages, *, model: str | NotGiven | None = None, **
     """
     check_names(options)
     given: dict[str, Any] = {name: value for name, value in options.items() if is_given(value)}
+    if isinstance(kind := given.get("response_format"), type):
+        given["response_format"] = schema_format(kind)
     body = dict(check_mapping("extra_body", given.get("extra_body")))
     for name in _SAMPLING if body else ():
         if body.get(name) is not None:

@@ -1,31 +1,35 @@
-"""The call ``client.chat.completions.create(...)`` of OpenAI's SDK."""
+"""The calls of ``client.chat.completions``: ``create``, ``parse`` and ``stream`` of OpenAI's SDK."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar, Literal, Unpack, overload
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Unpack, overload
 
-from streamco.client.arguments import UNSET, ChatOptions, Messages, NotGiven, Unset, build_request, check_mapping, check_names, is_given
+from streamco.client.arguments import (
+    UNSET,
+    ChatOptions,
+    Messages,
+    NotGiven,
+    ParseOptions,
+    Unset,
+    build_request,
+    check_mapping,
+    check_names,
+    is_given,
+)
+from streamco.client.chat_events import ChatEventStream
 from streamco.client.stream import ChatStream
+from streamco.client.whole_answer import Answer, ParsedAnswer, ParsedT, read_answer, whole_answer
 from streamco.config import Pace
-from streamco.core.report import Report
+from streamco.endpoints.base import Request
 from streamco.errors import ConfigError
-from streamco.openai_types import ChatCompletion, further_fields, with_further
 from streamco.wire.openai.assembler import CompletionAssembler
 
 __all__ = ["Answer", "Chat", "Completions"]
 
 
-class Answer(ChatCompletion):
-    """A whole answer, OpenAI's ``chat.completion``, with streamco's report beside it."""
-
-    undumped: ClassVar[frozenset[str]] = frozenset({"report"})
-
-    report: Report | None = None
-
-
 class Completions:
-    """The object ``client.chat.completions``, with its one method.
+    """The object ``client.chat.completions``.
 
     Args:
         open_chat: ``Client.open_chat``.
@@ -93,23 +97,126 @@ class Completions:
         if not stream and not isinstance(pace, Unset) and pace is not None:
             raise ConfigError(f"pace: expected none without stream=True, because a whole answer has no pace, got {pace!r}")
         request = build_request(messages, model=model, **options)
-        stream_options = options.get("stream_options")
-        wants_usage = bool(check_mapping("stream_options", stream_options if is_given(stream_options) else None).get("include_usage"))
-        answer = self._open_chat(request, pace=pace, includes_usage=wants_usage or not stream, is_streamed=bool(stream))
-        if stream:
-            try:
-                await answer.first()
-            except BaseException:
-                await answer.aclose()
-                raise
-            return answer
+        if not stream:
+            return await self._whole(request)
+        answer = self._open_chat(request, pace=pace, includes_usage=_wants_usage(options))
+        try:
+            await answer.first()
+        except BaseException:
+            await answer.aclose()
+            raise
+        return answer
+
+    @overload
+    async def parse(
+        self,
+        *,
+        messages: Messages,
+        response_format: type[ParsedT],
+        model: str | NotGiven | None = None,
+        **options: Unpack[ParseOptions],
+    ) -> ParsedAnswer[ParsedT]: ...
+
+    @overload
+    async def parse(
+        self,
+        *,
+        messages: Messages,
+        response_format: Mapping[str, Any] | NotGiven | None = None,
+        model: str | NotGiven | None = None,
+        **options: Unpack[ParseOptions],
+    ) -> ParsedAnswer[None]: ...
+
+    async def parse(
+        self,
+        *,
+        messages: Messages,
+        response_format: type[Any] | Mapping[str, Any] | NotGiven | None = None,
+        model: str | NotGiven | None = None,
+        **options: Unpack[ParseOptions],
+    ) -> ParsedAnswer[Any]:
+        """Ask for a whole answer that is JSON of a class, and read it: ``answer.choices[0].message.parsed``.
+
+        Args:
+            messages: the conversation, as in ``create``.
+            response_format: a class of pydantic; with a mapping or None ``parsed`` is None.
+            model: the remote model's name; None: the server endpoint's own.
+            options: the other arguments of ``create``.
+
+        Raises:
+            UnparsedAnswer: the answer was cut off by its limit of tokens or a content filter, or isn't JSON of the class.
+            StreamcoError: no endpoint could give the answer.
+            ConfigError: an argument is wrong.
+            TypeError: there is no argument of this name.
+        """
+        check_names(options, "parse()")
+        request = build_request(messages, model=model, response_format=response_format, **options)
+        return read_answer(await self._whole(request), response_format if isinstance(response_format, type) else None)
+
+    @overload
+    def stream(
+        self,
+        *,
+        messages: Messages,
+        response_format: type[ParsedT],
+        model: str | NotGiven | None = None,
+        pace: Pace | Unset = UNSET,
+        **options: Unpack[ParseOptions],
+    ) -> ChatEventStream[ParsedT]: ...
+
+    @overload
+    def stream(
+        self,
+        *,
+        messages: Messages,
+        response_format: Mapping[str, Any] | NotGiven | None = None,
+        model: str | NotGiven | None = None,
+        pace: Pace | Unset = UNSET,
+        **options: Unpack[ParseOptions],
+    ) -> ChatEventStream[None]: ...
+
+    def stream(
+        self,
+        *,
+        messages: Messages,
+        response_format: type[Any] | Mapping[str, Any] | NotGiven | None = None,
+        model: str | NotGiven | None = None,
+        pace: Pace | Unset = UNSET,
+        **options: Unpack[ParseOptions],
+    ) -> ChatEventStream[Any]:
+        """Ask for an answer as events: ``async with client.chat.completions.stream(...) as stream``, then ``async for event in stream``.
+
+        Nothing is asked before the stream is entered or read.
+
+        Args:
+            messages: the conversation, as in ``create``.
+            response_format: a class of pydantic, or a mapping. With a class ``content.done`` and the whole answer have its object.
+            model: the remote model's name; None: the server endpoint's own.
+            pace: overrides the client's pace for this answer.
+            options: the other arguments of ``create``.
+
+        Raises:
+            ConfigError: an argument is wrong.
+            TypeError: there is no argument of this name.
+        """
+        check_names(options, "stream()")
+        request = build_request(messages, model=model, response_format=response_format, **options)
+        kind = response_format if isinstance(response_format, type) else None
+        return ChatEventStream(self._open_chat(request, pace=pace, includes_usage=True), kind, shows_usage=_wants_usage(options))
+
+    async def _whole(self, request: Request) -> Answer:
+        """Return the answer to a request, whole."""
         assembler = CompletionAssembler()
-        async with answer:
+        async with self._open_chat(request, includes_usage=True, is_streamed=False) as answer:
             async for chunk in answer:
                 assembler.add(chunk)
-        whole = assembler.completion()
-        own = Answer(**{name: getattr(whole, name) for name in ChatCompletion.__struct_fields__}, report=answer.report)
-        return with_further(own, further_fields(whole))
+        return whole_answer(assembler.completion(), answer.report)
+
+
+def _wants_usage(options: Mapping[str, Any]) -> bool:
+    """Return True if the caller wants a chunk with the usage."""
+    given = options.get("stream_options")
+    return bool(check_mapping("stream_options", given if is_given(given) else None).get("include_usage"))
 
 
 class Chat:
