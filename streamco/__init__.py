@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from streamco.client.modes.speculation.mode import Speculate
     from streamco.client.modes.split.mode import Split
     from streamco.client.stream import ChatStream, TokenStream
+    from streamco.client.sync_client import SyncClient
     from streamco.config import Limits, RetryPolicy, SamplingOptions, Timeouts
     from streamco.endpoints.base import Capabilities, TokenPrices
     from streamco.endpoints.device import DeviceEndpoint
@@ -59,6 +60,7 @@ _HOMES = {
     "streamco.client.modes.speculation.mode": ("Speculate",),
     "streamco.client.modes.split.mode": ("Split",),
     "streamco.client.stream": ("ChatStream", "TokenStream"),
+    "streamco.client.sync_client": ("SyncClient",),
     "streamco.config": ("Limits", "RetryPolicy", "SamplingOptions", "Timeouts"),
     "streamco.endpoints.base": ("Capabilities", "TokenPrices"),
     "streamco.endpoints.device": ("DeviceEndpoint",),
@@ -99,6 +101,7 @@ __all__ = [
     "Split",
     "SplitEndpoint",
     "StreamcoError",
+    "SyncClient",
     "Timeouts",
     "TokenPrices",
     "TokenStream",

@@ -18,6 +18,7 @@ from streamco.client.chat_events import (
     RefusalDoneEvent,
 )
 from streamco.client.stream import Retracted, Settled, Token
+from streamco.client.sync_client import SyncChatStream, SyncEventStream, SyncStream
 from streamco.client.whole_answer import Answer, ParsedAnswer, ParsedChoice, ParsedMessage
 from streamco.endpoints.base import Endpoint, EndpointStream, Request, TextCounter, WrittenStream
 from streamco.openai_types import ChatCompletion, ChatCompletionChunk, ChoiceLogprobs, CompletionUsage, TokenLogprobs, TopLogprob
@@ -52,6 +53,9 @@ __all__ = [
     "Retracted",
     "Settled",
     "ShadowPair",
+    "SyncChatStream",
+    "SyncEventStream",
+    "SyncStream",
     "TextCounter",
     "Token",
     "TokenLogprobs",

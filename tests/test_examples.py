@@ -28,6 +28,7 @@ PRINTS = {
         r"^EndpointConnectError: .*; text so far: ''$",
     ],
     "fastapi_chat": [r'^data: ".*"$'],
+    "flask_chat": [r'^data: ".*"$', r"^(stop|length)$"],
     "failover": [r"^The connection is cut here\.$", r"^second took over from first after token \d+: EndpointProtocolError$"],
     "langchain_chain": [r"\w{3}", r"^device won, [1-9]\d* tokens$"],
     "lookup": [
