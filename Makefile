@@ -182,9 +182,15 @@ wheels: sources
 first-word: $(VENV)/.dev
 	PYTHONPATH=. $(BIN)/python -m bench.release.first_word
 
+# What the site needs: the package, uncompiled, and Sphinx with its theme. The optional packages that its reference imports are mocked.
+$(VENV)/.site: pyproject.toml setup.py
+	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	STREAMCO_BUILD_NATIVE=no $(BIN)/python -m pip install --quiet --editable . --group site
+	@touch $@
+
 # The documentation as a site, in docs/_build; a warning is an error.
-site: $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet --group site
+site: $(VENV)/.site
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
 
 clean:

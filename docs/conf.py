@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib import metadata
+from importlib.util import find_spec
 
 from sphinx.application import Sphinx
 
@@ -21,6 +22,11 @@ myst_heading_anchors = 3
 myst_enable_extensions = ["attrs_inline"]
 autodoc_typehints = "none"  # the docstrings name units and ranges; a signature with all types is a screen long
 autodoc_member_order = "bysource"
+# The site needs none of the packages that only some users install; those that are installed are imported.
+autodoc_mock_imports = [
+    name for name in ("langchain_core", "openai", "opentelemetry", "pydantic", "pydantic_ai") if find_spec(name) is None
+]
+suppress_warnings = ["ref.python"]  # an error's name leads to two places: api.md has the usual errors, api/errors.md all of them
 napoleon_use_param = False
 napoleon_use_rtype = False
 
