@@ -22,7 +22,7 @@ __all__ = ["PAGE", "QUESTIONS", "Question", "main", "render"]
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 
-Fourteen questions, a sentence and a table each, the losing rows too; lower is better where nothing else is said. `python -m bench NAME` measures again, `python -m bench.page NAME` prints all rows of a kept run in [bench/results](../bench/results), and `python -m bench.page` makes this page of them. The machines are small virtual ones with two shared, noisy cores: contenders take turns within one run, and ratios hold better than figures. What the papers measured, on their terms: [DSD](research/dsd.md), [DiSCo](research/disco.md), [Synera](research/synera.md), [HAT](research/hat.md), [quality after a move](research/quality.md).
+How fast is streamco, and compared with what? Each section has a question, an answer and a table, the losing rows too; lower is better unless the table says otherwise. `python -m bench NAME` measures again, and `python -m bench.page NAME` prints all rows of a run in [bench/results](../bench/results). The machines have two shared, noisy cores, so ratios hold better than figures. The papers' own measurements are repeated in [DSD](research/dsd.md), [DiSCo](research/disco.md), [Synera](research/synera.md), [HAT](research/hat.md) and [quality](research/quality.md).
 """
 
 
@@ -218,8 +218,8 @@ def savings() -> Question:
     return Question(
         "What do planned hand-overs save?",
         f"Cost of whole answers with and without them, in {settings:,} settings of 29 services, 3 phones and 11 budgets, in virtual time, money and energy "
-        f"together (DiSCo, Figure 7: up to 83.6 and 72.7 %), if every service could go on with an answer and any model were good enough. The default client "
-        f"saves less: few providers can, and no answer moves to a weaker model by itself ([by service](research/disco.md#cost-figure-7)). Short prompts, cheap services and servers that write on for a round trip leave less. "
+        f"together (DiSCo, Figure 7: up to 83.6 and 72.7 %), if every service could continue an answer and any model were good enough. The default client "
+        f"saves less, because few providers can, and no answer moves to a weaker model by itself ([by service](research/disco.md#cost-figure-7)). "
         f"Best: {names[0]}; {names[1]}.",
         ("cost",),
         ("higher is better", "median service", "best setting", "worst setting"),

@@ -22,10 +22,8 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 OTHER_DOTTED_WORDS = {  # begin with "streamco.", and are no names of Python
-    "streamco.endpoint": "an attribute of spans",
     "streamco.engine": "a logger",
     "streamco.example.org": "a host",
-    "streamco.origin": "an attribute of spans",
     "streamco.toml": "a file",
     "streamco.winner": "an attribute of spans",
 }
@@ -37,9 +35,7 @@ def name_of(page: Path) -> str:
 
 
 def text_of(page: Path) -> str:
-    """The page without names that nothing has any more: the first column of the tables of docs/renamed.md."""
-    text = page.read_text(encoding="utf-8")
-    return re.sub(r"^\|[^|]*\|", "|", text, flags=re.MULTILINE) if page.name == "renamed.md" else text
+    return page.read_text(encoding="utf-8")
 
 
 def resolve(dotted: str) -> object:
@@ -144,6 +140,39 @@ def test_every_paper_names_functions_that_exist() -> None:
     assert len(names) > 15
     for name in names:
         assert resolve(name) is not None
+
+
+SEARCHED = (
+    "bot",
+    "Flask",
+    "FastAPI",
+    "structured output",
+    "sync client",
+    "many users",
+    "Windows",
+    "macOS",
+    "GPU",
+    "offline",
+    "cost",
+    "Telegram",
+)
+"""Words that users look for, each of which stands in a heading."""
+
+
+def headings(text: str) -> list[str]:
+    """The headings of a page, without the comments in its blocks of code."""
+    return re.findall(r"^#{1,6} (.+)$", re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("word", SEARCHED)
+def test_a_word_that_users_look_for_stands_in_a_heading(word: str) -> None:
+    pages = [page for page in PAGES if page.parent.name != "research"]
+    found = [heading for page in pages for heading in headings(text_of(page)) if re.search(rf"\b{word}s?\b", heading, flags=re.IGNORECASE)]
+    assert found, f"expected a heading with {word!r}, got none"
+
+
+def test_comments_in_code_are_no_headings() -> None:
+    assert headings("# One\n```sh\n# two\n```\n## Three `x`\n") == ["One", "Three `x`"]
 
 
 def commits_named(text: str) -> set[str]:

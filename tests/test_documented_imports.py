@@ -16,16 +16,14 @@ RESEARCH = ROOT / "docs" / "research"
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 WITH_SOURCES = (
-    "renamed.md",
     "design.md",
     "verifier-protocol.md",
     "split-protocol.md",
     "simulate.md",
     "workloads.md",
-    "logging.md",
     "benchmarks.md",
 )
-"""Pages that name modules to say where something is: old names, the design, specifications, settings of the simulator, loggers."""
+"""Pages that name modules to say where something is: the design, specifications, settings of the simulator."""
 
 PUBLIC = [
     "streamco",

@@ -12,7 +12,7 @@ from the requests' own means.
 
 ``fit_acceptance`` finds mean, concentration and persistence of recorded sequences by maximum likelihood, with m integrated out on a grid.
 The likelihood doesn't show how good a fit is for simulations. ``describe`` gives the metrics that matter there, above all the tokens of a
-round. docs/workloads.md compares them for the recorded pairs and for the chain.
+round. ``python -m bench.data.fit_acceptance`` compares them for the recorded pairs and for the chain.
 
 Confidences are drawn independently, from the recorded ones of accepted or of rejected tokens. That confidences come in runs, too, is not
 modelled. The rank of the target's token, if the draft model's is rejected, is drawn with the recorded shares.
