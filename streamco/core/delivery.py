@@ -29,11 +29,8 @@ class Delivery:
             self._pacer = Pacer(rate)
         elif pace == "smooth":
             self._pacer = SmoothPacer()
-
-    @property
-    def is_paced(self) -> bool:
+        self.is_paced = self._pacer is not None
         """True if tokens may be held back."""
-        return self._pacer is not None
 
     @property
     def buffered(self) -> int:

@@ -251,6 +251,7 @@ class OpenAIStream:
         self._boundary = BoundaryWhitespace()
         self._held: list[ChatCompletionChunk] | None = []  # chunks before the first content; None: it has come
         self._is_complete = False
+        self._is_settled = False  # what goes on with the answer goes to the reader as it is
         self._is_reading = False
         self._is_closed = False
         self._expired: EndpointTimeoutError | None = None
@@ -284,7 +285,12 @@ class OpenAIStream:
                     data = content._read_nowait(-1)
                 finally:
                     self._watchdog.pause()
-                event = self._take(data, failure)
+                parser = self._parser
+                chunks = parser.feed(data) if data else []
+                if self._is_settled and parser.goes_on and failure is None:
+                    self._watchdog.feed(has_content=True)
+                    return TokensReceived(self._name, chunks, parser.tokens)
+                event = self._take(data, chunks, failure)
                 if event is not None:
                     return event
             if end.settled is not None:
@@ -386,10 +392,9 @@ class OpenAIStream:
 
     # Reading
 
-    def _take(self, data: bytes, failure: Exception | None) -> TokensReceived | None:
-        """Parse the bytes of one read. None: there is nothing for the reader yet."""
+    def _take(self, data: bytes, chunks: list[ChatCompletionChunk], failure: Exception | None) -> TokensReceived | None:
+        """Take the chunks of one read's bytes. None: there is nothing for the reader yet."""
         parser = self._parser
-        chunks = parser.feed(data) if data else []
         tokens = parser.tokens if data else 0
         self._watchdog.feed(has_content=bool(data) and parser.has_progress)
         if parser.is_done:
@@ -421,7 +426,9 @@ class OpenAIStream:
         if not chunks:
             return None
         call = self._opener.call
-        sure = take_confidences(chunks, strips=call.strips_logprobs) if call is not None and call.is_graded else ()
+        is_graded = call is not None and call.is_graded
+        self._is_settled = self._held is None and not (is_graded or self._boundary.is_open or self._is_complete)
+        sure = take_confidences(chunks, strips=call.strips_logprobs) if call is not None and is_graded else ()
         event = TokensReceived(self._name, chunks, tokens, sure)
         return self._boundary.strip(event) if self._boundary.is_open else event
 

@@ -84,6 +84,44 @@ def _shaped_usage(usage: CompletionUsage | None) -> CompletionUsage | Json | Non
     return usage.to_dict() if usage is not None and has_further else usage
 
 
+_PROBE = "\x7fstreamco"
+_MAX_TRIES = 4  # of learning an event: a server that sends something new with each (OpenAI's ``obfuscation``) has none that repeat another
+
+
+class _RepeatedEvent:
+    """Encodes the chunks that differ from another one in their text alone, as most of an answer do: its bytes around another text.
+
+    Args:
+        chunk: the other one, which belongs to this object.
+        head: the bytes of its event before the JSON string of its text.
+        tail: those after it.
+    """
+
+    __slots__ = ("_chunk", "_delta", "_head", "_tail")
+
+    def __init__(self, chunk: ChatCompletionChunk, head: bytes, tail: bytes) -> None:
+        self._chunk = chunk
+        self._delta = chunk.choices[0].delta
+        self._head = head
+        self._tail = tail
+
+    def encode(self, chunk: ChatCompletionChunk) -> bytes:
+        """Return the event of a chunk; b"" if it differs in more than its text."""
+        choices = chunk.choices
+        if len(choices) != 1:
+            return b""
+        self._delta.content = text = choices[0].delta.content
+        return b"%b%b%b" % (self._head, encode(text), self._tail) if text and chunk == self._chunk else b""
+
+
+def _has_text_alone(chunk: ChatCompletionChunk) -> bool:
+    """Return True if a chunk is of text, and others may be like it: nothing in it ends the answer, counts or describes single tokens."""
+    if type(chunk) is not ChatCompletionChunk or len(chunk.choices) != 1 or chunk.usage is not None:
+        return False
+    choice = chunk.choices[0]
+    return bool(choice.delta.content) and choice.finish_reason is None and choice.token_ids is None and choice.logprobs is None
+
+
 class _Shape:
     """The common part of both shapes.
 
@@ -103,6 +141,8 @@ class _Shape:
         self._head: Json | None = None
         self._begun: set[int] = set()
         self._finished: set[int] = set()
+        self._repeated: _RepeatedEvent | None = None
+        self._tries = _MAX_TRIES
 
     def event(self, chunk: ChatCompletionChunk, origin: Json | None = None) -> bytes:
         """Return the chunk as a server-sent event; b"" if this shape has nothing for it.
@@ -111,6 +151,13 @@ class _Shape:
             chunk: the chunk.
             origin: the value of its field ``streamco``; None: it has no such field.
         """
+        if origin is None and self._repeated is not None and (data := self._repeated.encode(chunk)):
+            return data
+        if origin is None and self._tries and _has_text_alone(chunk) and chunk.choices[0].index in self._begun:
+            self._learn(chunk)
+        return self._encode(chunk, origin)
+
+    def _encode(self, chunk: ChatCompletionChunk, origin: Json | None) -> bytes:
         choices = [shaped for choice in chunk.choices if (shaped := self._take(choice)) is not None]
         if not choices and chunk.usage is None:
             return b""
@@ -124,6 +171,17 @@ class _Shape:
         if origin is not None:
             body[EXTENSION] = origin
         return event(body)
+
+    def _learn(self, chunk: ChatCompletionChunk) -> None:
+        """Let the next events be made of this chunk's, if it isn't the first one of its choice, which has the role."""
+        self._tries -= 1
+        self._repeated = None
+        choice = chunk.choices[0]
+        delta = replace(choice.delta, content=_PROBE)
+        own = replace(chunk, choices=[replace(choice, delta=delta)])
+        head, text, tail = self._encode(own, None).partition(encode(_PROBE))
+        if text and text not in tail:
+            self._repeated = _RepeatedEvent(own, head, tail)
 
     def report(self, report: Report) -> bytes:
         """Return the event with the final report: a chunk without choices."""

@@ -50,11 +50,14 @@ class _Sender:
     async def write(self, data: bytes) -> None:
         if self._keepalive_task is not None:
             await asyncio.wait([self._keepalive_task])
-        self._is_writing = True
-        try:
-            await self.events.write(data)
-        finally:
-            self._is_writing = False
+        if self.events.needs_no_wait(data):
+            await self.events.response.write(data)
+        else:
+            self._is_writing = True
+            try:
+                await self.events.write(data)
+            finally:
+                self._is_writing = False
         self._quiet_since = self._loop.time()
 
     async def finish(self, data: bytes) -> None:

@@ -30,6 +30,7 @@ class AnswerParser(ABC):
         self.limits = limits
         self.tokens = 0
         self.has_progress = False
+        self.goes_on = False
         self.usage: CompletionUsage | None = None
         self.is_done = False
         self.error: EndpointError | None = None

@@ -13,11 +13,11 @@ import streamco
 from streamco.client.client import Client
 from streamco.client.modes.race.mode import Race
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.endpoints.openai_stream import OpenAIStream
 from streamco.endpoints.verifiers.vllm import VLLMVerifier
 from streamco.errors import ConfigError, StreamcoError
 from streamco.testing import ScriptedServer, stream_answer
 from streamco.testing.endpoint import ScriptedEndpoint
+from streamco.wire.openai.stream import ChatStreamParser
 from tests.client.helpers import HELLO, chunks_text, device, opened, recorded_log, tokens_text, words
 from tests.support.modes import client_options
 
@@ -165,7 +165,7 @@ async def test_a_defect_in_the_middle_keeps_the_text_so_far(monkeypatch: pytest.
     slow = stream_answer(["Hello", " world"], gap=0.05)
     async with ScriptedServer(slow) as server, opened(server=OpenAIEndpoint("m", base_url=server.url)) as client:
         stream = await client.chat.completions.create(messages=HELLO, stream=True)
-        monkeypatch.setattr(OpenAIStream, "_take", lambda *_: 1 / 0)
+        monkeypatch.setattr(ChatStreamParser, "feed", lambda *_: 1 / 0)
         with pytest.raises(StreamcoError, match="ZeroDivisionError") as caught:
             await chunks_text(stream)
         assert caught.value.partial == "Hello"

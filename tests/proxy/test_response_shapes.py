@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from streamco.openai_types import (
     ChatCompletion,
@@ -191,3 +193,46 @@ def test_the_report_is_a_chunk_without_choices_and_with_the_answers_head(*, want
     assert (last["id"], last["created"]) == (first["id"], first["created"])
     assert last["streamco"]["report"]["winner"] == make_report().winner
     assert ("usage" in last) == wants_usage
+
+
+texts = st.text(max_size=6) | st.sampled_from(['"', "\\", "\n", "\x7fstreamco", "\u2028", "\U0001f600"])
+roles, thoughts = st.none() | st.just("assistant"), st.none() | st.just("hm")
+deltas = st.builds(ChoiceDelta, content=texts | st.none(), role=roles, reasoning_content=thoughts)
+choices = st.builds(
+    ChunkChoice,
+    delta=deltas,
+    index=st.integers(0, 1),
+    finish_reason=st.none() | st.none() | st.just("stop"),
+    token_ids=st.none() | st.none() | st.just([7]),
+    logprobs=st.none() | st.none() | st.just({"content": []}),
+    matched_stop=st.none() | st.just(3),
+)
+plain_chunks = st.builds(ChatCompletionChunk, id=st.just("a"), created=st.integers(5, 6), choices=st.lists(choices, max_size=2))
+further_chunks = st.builds(
+    lambda chunk, value: with_further(chunk, {"timings": value}) if value else chunk, plain_chunks, st.none() | st.integers(1, 2)
+)
+
+
+@given(st.lists(further_chunks, max_size=30), st.sampled_from([ChatShape, CompletionShape]), st.booleans(), st.booleans())
+def test_events_that_repeat_another_are_the_same_bytes(
+    chunks: list[ChatCompletionChunk], kind: type[ChatShape | CompletionShape], wants_usage: bool, wants_ids: bool
+) -> None:
+    quick, slow = (kind(model="m", wants_usage=wants_usage, wants_ids=wants_ids) for _ in range(2))
+    quick._head = slow._head = {"id": "a", "object": "chat.completion.chunk", "created": 5, "model": "m"}
+    slow._tries = 0
+    assert [quick.event(each) for each in chunks] == [slow.event(each) for each in chunks]
+    assert quick.ending("stop") == slow.ending("stop")
+
+
+def test_an_answers_events_are_made_of_one_of_them() -> None:
+    shape = ChatShape(model="m")
+    events = [shape.event(text(str(number))) for number in range(50)]
+    assert shape._tries == 3
+    assert [decode(event)["choices"][0]["delta"]["content"] for event in events] == [str(number) for number in range(50)]
+
+
+def test_a_server_that_sends_something_new_with_each_event_is_soon_taken_as_it_is() -> None:
+    shape = ChatShape(model="m")
+    events = [decode(shape.event(text("a", obfuscation=str(number)))) for number in range(50)]
+    assert [event["obfuscation"] for event in events] == [str(number) for number in range(50)]
+    assert shape._tries == 0

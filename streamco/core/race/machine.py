@@ -144,19 +144,23 @@ class RaceMachine:
 
         False: nothing was done, because ``receive`` would do more than deliver the chunks; call that.
         """
-        attempt = self._writer
+        attempt, handover = self._writer, self._handover
         if attempt is None or attempt.source != event.source or attempt.state is not AttemptState.WON or attempt.first_token is None:
             return False
-        if self._delivery.is_paced or self.finished is not None or self._may_migrate:
+        if self._delivery.is_paced or self.finished is not None or attempt.restart_filter is not None:
             return False
-        if attempt.is_new or attempt.restart_filter is not None:
+        if handover is not None and handover.may_migrate:
             return False
         tokens = event.tokens
-        attempt.tokens += tokens  # not count(): its rate is measured, and a call for each batch costs
-        if event.confidences:
-            attempt.confidence.record(event.confidences)
-        if self._handover is not None:
-            self._handover.add(event.chunks, tokens, attempt.plan.vocabulary)
+        if attempt.is_new:
+            if tokens:
+                attempt.count(tokens, now - self.began, event.confidences)
+        else:
+            attempt.tokens += tokens  # not count(): its rate is measured, and a call for each batch costs
+            if event.confidences:
+                attempt.confidence.record(event.confidences)
+        if handover is not None:
+            handover.add(event.chunks, tokens, attempt.plan.vocabulary)
         if tokens:
             self.meter.record(tokens, now=now)
         return True

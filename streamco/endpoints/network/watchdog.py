@@ -45,6 +45,7 @@ class Watchdog:
         "_content_since",
         "_handle",
         "_idle",
+        "_is_nearer",
         "_is_stopped",
         "_is_suspended",
         "_look",
@@ -71,6 +72,7 @@ class Watchdog:
         self._on_expired = on_expired
         self._handle: asyncio.TimerHandle | None = None
         self._armed_for = inf
+        self._is_nearer = True  # the deadline may be an earlier one than the timer's
         self._next_limit = inf if timeouts.next_token is None else timeouts.next_token
         self._total_limit = inf if timeouts.total is None else timeouts.total
         self._paused_at: float | None = loop.time()
@@ -94,6 +96,7 @@ class Watchdog:
         self._phase: Literal["first_token", "next_token"] = "first_token"
         self._content_since = self._bytes_since = now
         self._is_suspended = False
+        self._is_nearer = True
         if self._paused_at is None:
             self._watch()
         else:
@@ -112,7 +115,8 @@ class Watchdog:
             self._bytes_since += idle
             self._idle += idle
             self._paused_at = None
-        self._watch()
+        if self._is_nearer or self._handle is None:
+            self._watch()
 
     def pause(self) -> None:
         """Stop the clock: no task waits any more."""
@@ -121,6 +125,7 @@ class Watchdog:
     def charge(self, seconds: float) -> None:
         """Count seconds in which no task waited towards the total: the reader was waiting, though not for this stream."""
         self._idle -= seconds
+        self._is_nearer = True
 
     def feed(self, *, has_content: bool) -> None:
         """Record that bytes arrived; must be called between ``pause`` and ``resume``.
@@ -133,13 +138,14 @@ class Watchdog:
         self._bytes_since = now
         if has_content:
             self._content_since = now
-            self._content_limit = self._next_limit
-            self._phase = "next_token"
+            if self._phase == "first_token" or self._content_limit != self._next_limit:
+                self._content_limit, self._phase, self._is_nearer = self._next_limit, "next_token", True
 
     def expect_end(self, limit: float) -> None:
         """Wait at most ``limit`` seconds for the formal end of an answer that is complete otherwise."""
         self._content_since = self._loop.time() if self._paused_at is None else self._paused_at
         self._content_limit = min(self._content_limit, limit)
+        self._is_nearer = True
 
     def expect_whole(self, limit: float) -> None:
         """Wait ``limit`` seconds for this try's answer, if the usual limits are shorter: nothing comes of it before all of it is there."""
@@ -163,6 +169,7 @@ class Watchdog:
         return min(self._content_since + self._content_limit, self._bytes_since + self._socket_limit, total)
 
     def _watch(self) -> None:
+        self._is_nearer = False
         deadline = self._deadline()
         if self._handle is None:
             self._arm(deadline)

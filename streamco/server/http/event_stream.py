@@ -58,7 +58,7 @@ class EventStream:
         """
         if not self._response.prepared:
             await self._response.prepare(self.request)
-        if self._needs_no_wait(data):
+        if self.needs_no_wait(data):
             await self._response.write(data)
         else:
             await self._wait(self._response.write(data))
@@ -71,15 +71,19 @@ class EventStream:
         """
         if not self._response.prepared:
             await self._response.prepare(self.request)
-        if self._needs_no_wait(data):
+        if self.needs_no_wait(data):
             await self._response.write_eof(data)
         else:
             await self._wait(self._response.write_eof(data))
 
-    def _needs_no_wait(self, data: bytes) -> bool:
-        """Return True if no limit is needed: a timeout for each event costs a tenth of it."""
+    def needs_no_wait(self, data: bytes) -> bool:
+        """Return True if the response has begun, and its reader can't let a write of these bytes wait.
+
+        Such a write needs no limit, which would cost a tenth of an event's time.
+        """
         transport = self.request.transport
-        return len(data) <= _NEVER_WAITS and transport is not None and transport.get_write_buffer_size() == 0
+        has_room = len(data) <= _NEVER_WAITS and transport is not None and transport.get_write_buffer_size() == 0
+        return has_room and self._response.prepared
 
     async def _wait(self, writing: Awaitable[None]) -> None:
         try:

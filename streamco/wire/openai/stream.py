@@ -64,6 +64,8 @@ class ChatStreamParser:
         """Content tokens (text, reasoning, tool calls) in the chunks returned last: counted if the server sends ids, else estimated."""
         self.has_progress = False
         """True if the bytes fed last held anything that was generated, also what is no token: media, encrypted reasoning, labels."""
+        self.goes_on = False
+        """True if the bytes fed last held text or reasoning and nothing else: no end, no error, no half of a character."""
         self.usage: CompletionUsage | None = None
         """The last usage that the server sent and that may be true."""
         self.is_done = False
@@ -127,7 +129,7 @@ class ChatStreamParser:
     def feed(self, data: bytes) -> list[ChatCompletionChunk]:
         """Take bytes of the body and return the chunks that they complete. Check ``error`` and ``is_done`` afterwards."""
         self.tokens = 0
-        self.has_progress = False
+        self.has_progress = self.goes_on = False
         if not self._is_streaming:
             data = self._begin(data)
             if not data:
@@ -153,7 +155,7 @@ class ChatStreamParser:
             EndpointError: ``error``, or the answer is truncated. An unfinished last event is dropped then.
         """
         self.tokens = 0
-        self.has_progress = False
+        self.has_progress = self.goes_on = False
         returned = len(self._text)
         chunks = self._flush(is_proper) if self.error is None and not self.is_done else []
         if self.error is not None:
@@ -244,6 +246,7 @@ class ChatStreamParser:
         chunks: list[ChatCompletionChunk] = []
         decode = self._extended.usual
         tokens = kinds = at = 0
+        goes_on = True
         end = len(payloads)
         last = end - FEW if end > FEW and self._repeated.is_useful else 0  # after this one too few are left to copy
         ends, halves = self.ends, self._halves
@@ -253,6 +256,7 @@ class ChatStreamParser:
             try:
                 chunk = decode(payload) if len(payload) <= _SHORT else self._extended.decode_long(payload)
             except (msgspec.DecodeError, ValueError, RecursionError) as refusal:
+                goes_on = False
                 self._read_other(payload, refusal, chunks, tokens)
             else:
                 choices = chunk.choices
@@ -276,13 +280,14 @@ class ChatStreamParser:
                             chunks.append(chunk)
                             at += self._copy_repeated(payloads, at, chunks) if at <= last else 0
                             continue
+                goes_on = False
                 self._read_other(payload, chunk, chunks, tokens)
             is_open = at < end and not (ends.has_reason or halves.is_open)
             if not self._is_streaming:
                 break
         if tokens:
             self.tokens += tokens
-            self.has_progress = True
+            self.has_progress, self.goes_on = True, goes_on
             self._kinds |= kinds
             if not ends.is_noted:
                 ends.note_output()
