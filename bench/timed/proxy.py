@@ -5,8 +5,9 @@ The upstream is a bare HTTP server in a process of its own. Contenders, each a p
 installed (``pip install "litellm[proxy]"``, in an environment of its own: ``--litellm ENV/bin/litellm``). They take turns.
 
 With one stream at a time: the time to the first content, beside the upstream asked directly. With 1, 100 and 1,000 streams at once, each of
-five events a second: processor time of the contender's process for each event, streams that a core carries at 20 events a second each (by
-that time), the first content, and streams that did not end whole.
+five events a second, once with short and once with longer answers: processor time of the contender's process for each event (by the
+difference), for an answer apart from its events, streams that a core carries if each has 20 events a second and answers of 200 events, the
+first content, and streams that did not end whole.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from bench.timed.stream import server
 
 BENCH = "proxy"
 COUNTS = (1, 100, 1000)
-EVENTS = 20
-RATE = 20.0  # events a second of a stream, for the streams that a core carries
+LENGTHS = (20, 80)  # events of short and of longer answers
+FURTHER = 3  # events of each answer without content
+RATE, ANSWER = 20.0, 200.0  # events a second and events of an answer, for the streams that a core carries
 BODY = {"messages": [{"role": "user", "content": "Say something."}], "stream": True}
 
 
@@ -47,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a stream takes two descriptors in a proxy, which inherits this
-    rounds, counts = (3, [1, 20]) if options.quick else (5, list(options.counts))
+    rounds, counts = (1, [20]) if options.quick else (5, list(options.counts))
     with ExitStack() as stack:
         port = stack.enter_context(server())
         upstream = f"http://127.0.0.1:{port}/v1"
@@ -154,26 +156,37 @@ async def _first_contents(http: aiohttp.ClientSession, urls: Mapping[str, str], 
 
 async def _loads(http: aiohttp.ClientSession, running: Mapping[str, tuple[int, str]], count: int, rounds: int) -> list[Row]:
     """So many streams at once, by turns."""
-    cpu: dict[str, list[float]] = {name: [] for name in running}
+    cpu: dict[str, list[tuple[float, float]]] = {name: [] for name in running}
     firsts: dict[str, list[float]] = {name: [] for name in running}
     broken = dict.fromkeys(running, 0)
     for turn in range(rounds + 1):
         for name, (pid, url) in running.items():
-            before = _cpu(pid)
-            found = await asyncio.gather(*(_read(http, url, f"slow-{EVENTS}") for _ in range(count)), return_exceptions=True)
-            spent = _cpu(pid) - before
-            whole = [each for each in found if not isinstance(each, BaseException) and each[1] == EVENTS]
-            if not turn:  # connections are opened in this one
-                continue
-            broken[name] += count - len(whole)
-            cpu[name].append(1e6 * spent / (count * (EVENTS + 3)))
-            firsts[name].append(1e3 * statistics.median(first for first, _ in whole if first is not None) if whole else float("inf"))
+            spent = []
+            for length in LENGTHS if turn else LENGTHS[:1]:
+                before = _cpu(pid)
+                found = await asyncio.gather(*(_read(http, url, f"slow-{length}") for _ in range(count)), return_exceptions=True)
+                spent.append(1e6 * (_cpu(pid) - before) / count)
+                whole = [each for each in found if not isinstance(each, BaseException) and each[1] == length]
+                if turn:  # connections are opened in the first one
+                    broken[name] += count - len(whole)
+                    firsts[name].append(
+                        1e3 * statistics.median(first for first, _ in whole if first is not None) if whole else float("inf")
+                    )
+            if turn:
+                event = (spent[1] - spent[0]) / (LENGTHS[1] - LENGTHS[0])
+                cpu[name].append((event, spent[0] - event * (LENGTHS[0] + FURTHER)))
     rows, case = [], f"{count} streams at once"
     for name in running:
         share = {"bench": BENCH, "case": case, "contender": name}
         rows += [
-            summarise(cpu[name], metric="CPU an event", unit="us", **share),
-            summarise([1e6 / max(value, 0.01) / RATE for value in cpu[name]], metric="streams a core", unit="streams", **share),
+            summarise([event for event, _ in cpu[name]], metric="CPU an event", unit="us", **share),
+            summarise([answer for _, answer in cpu[name]], metric="CPU an answer", unit="us", **share),
+            summarise(
+                [1e6 / max(0.01, RATE * (event + answer / ANSWER)) for event, answer in cpu[name]],
+                metric="streams a core",
+                unit="streams",
+                **share,
+            ),
             summarise(firsts[name], metric="first content, median", unit="ms", **share),
             summarise([float(broken[name])], metric="streams that did not end whole", unit="streams", **share),
         ]
