@@ -9,7 +9,19 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-BENCHES: tuple[str, ...] = ("stream", "wire", "handoff", "tokenpack", "topk", "verify_wire", "pacing", "dispatch", "failover", "cost")
+BENCHES: tuple[str, ...] = (
+    "first",
+    "stream",
+    "wire",
+    "handoff",
+    "tokenpack",
+    "topk",
+    "verify_wire",
+    "pacing",
+    "dispatch",
+    "failover",
+    "cost",
+)
 BENCHES += ("crowd", "arrivals", "refusals", "moves", "gate", "engine", "migration", "hand_over_bytes", "lossless", "speculate")
 BENCHES += (
     "selective",
@@ -44,6 +56,7 @@ ON_REQUEST = (  # need an environment of their own, models or a GPU
     "row_formats",
     "load_tool",
     "servers",
+    "libraries",
 )
 
 

@@ -127,7 +127,7 @@ def _speed(path: Path, threads: int) -> str:
 
     model = LlamaModel(path)
     try:
-        read, written = _rates(model, threads)
+        read, written = measure_rates(model, threads)
     finally:
         model.close()
     kernels = (
@@ -137,7 +137,7 @@ def _speed(path: Path, threads: int) -> str:
     return f"{model.info.name}: {speeds}, {kernels}; {path}"
 
 
-def _rates(model: LlamaModel, threads: int) -> tuple[float, float]:
+def measure_rates(model: LlamaModel, threads: int) -> tuple[float, float]:
     """Return tokens/s of a prompt in one batch, and of tokens one after another."""
     from streamco.engines.llamacpp.context import LlamaContext
 

@@ -216,10 +216,6 @@ async def _read_chunks(answer: PendingAnswer, *, includes_usage: bool) -> AsyncG
         while (batch := await driver.next_batch()) is not None:
             answer.source = batch[0]
             for chunk in batch[1]:
-                if counts is None and chunk.usage is None and chunk.choices:
-                    yield chunk
-                    last = chunk
-                    continue
                 if chunk.usage is not None and (driver.has_changed_hands or (last is not None and _lacks_a_count(chunk.usage))):
                     chunk = replace(chunk, usage=None)  # noqa: PLW2901  it counts the earlier part as prompt, or not all that came
                 if counts is not None and (chunk.choices or chunk.usage is not None):  # they were not the last
