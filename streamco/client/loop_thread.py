@@ -50,12 +50,19 @@ class LoopThread:
             StreamClosed: the thread was closed, before the call or during it.
             UsageError: the caller is on the loop itself, or in a process that was forked from the thread's.
         """
+        task: asyncio.Task[Any] | None = None
+        is_given_up = False
 
         async def run() -> T:
+            nonlocal task
+            task = asyncio.current_task()
+            if is_given_up:
+                raise asyncio.CancelledError
             return await function(*args, **kwargs)
 
-        future = self._submit(run)
-        try:
+        future: Future[T] | None = None
+        try:  # before the work is submitted: Ctrl-C may come at any line
+            future = self._submit(run)
             if _POLL_SECONDS is not None:
                 while not future.done():
                     wait([future], _POLL_SECONDS)
@@ -63,7 +70,11 @@ class LoopThread:
         except CancelledError:
             raise StreamClosed("expected an open client, got one that was closed during the call") from None
         finally:
-            future.cancel()  # no effect if it is done
+            is_given_up = True
+            if future is not None:
+                future.cancel()  # no effect if it is done
+            elif task is not None and self._loop is not None:
+                self._loop.call_soon_threadsafe(task.cancel)
 
     def read(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function that doesn't wait on the loop, between its steps. Without a loop it is called here.

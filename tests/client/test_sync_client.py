@@ -329,10 +329,10 @@ def test_a_client_that_was_made_before_a_fork_works_in_each_process() -> None:
     output = run(
         """
         child = os.fork()
-        print(ask(), flush=True)
-        if not child:
-            sys.exit(0)
-        os.waitpid(child, 0)
+        answer = ask()
+        if child:
+            os.waitpid(child, 0)  # so that their lines don't mix
+        print(answer)
         """
     )
     assert output.splitlines() == ["first last"] * 2
