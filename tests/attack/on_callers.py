@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from streamco.proxy.callers.store import add_caller
+from streamco.proxy.page.routes import PAGE_PATHS
 from streamco.testing import ScriptedServer, json_answer, stream_answer
 from streamco.testing.responses import RecordedRequest, ScriptedResponse, Stall, chunk_event
 from tests.attack.attack import Harm, Register
@@ -27,7 +28,7 @@ attack = Register("callers")
 
 PROMPT_PRICE, ANSWER_PRICE = 1e-6, 2e-6  # US dollars a token, as in ``on_proxy.proxy_config``
 USAGE, TOTALS, METRICS = "/streamco/usage", "/streamco/totals", "/metrics"
-PAGE = ("/", "/page.css", "/page.js", "/icon.svg")
+PAGE = tuple(sorted(PAGE_PATHS))
 PAID = {
     CHAT: HELLO,
     TEXT: {"prompt": "Hi", "max_tokens": 2},

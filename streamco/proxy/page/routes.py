@@ -33,10 +33,12 @@ class PageFile(Struct, frozen=True):
         return (FOLDER / self.name).read_bytes()
 
 
+_SCRIPTS = ("page.js", "answer.js", "answer_text.js", "api.js", "markdown.js", "markdown_inline.js", "race.js")
+
 FILES: Mapping[str, PageFile] = {
     "/": PageFile("index.html", "text/html; charset=utf-8"),
     "/page.css": PageFile("page.css", "text/css; charset=utf-8"),
-    "/page.js": PageFile("page.js", "text/javascript; charset=utf-8"),
+    **{f"/{name}": PageFile(name, "text/javascript; charset=utf-8") for name in _SCRIPTS},
     "/icon.svg": PageFile("icon.svg", "image/svg+xml"),
 }
 PAGE_PATHS = frozenset(FILES)
@@ -49,6 +51,7 @@ HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
+    "X-DNS-Prefetch-Control": "off",  # a link in an answer is not looked up before it is clicked
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",  # another version of the package has another page
 }
@@ -63,12 +66,12 @@ def add_page(app: web.Application, cors: tuple[str, ...]) -> None:
         cors: origins that may send such requests all the same.
     """
     for path, file in FILES.items():
-        app.router.add_get(path, _handler(file))
+        app.router.add_get(path, _handler(file.read(), file.content_type))
     app.middlewares.append(_refuse_other_origins(frozenset(cors)))
 
 
-def _handler(file: PageFile) -> Handler:
-    body, headers = file.read(), {**HEADERS, "Content-Type": file.content_type}
+def _handler(body: bytes, content_type: str) -> Handler:
+    headers = {**HEADERS, "Content-Type": content_type}
 
     async def handle(_request: web.Request) -> web.StreamResponse:
         return web.Response(body=body, headers=headers)

@@ -9,6 +9,8 @@ from typing import Literal
 
 from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright, expect
 
+from tests.proxy.support import RunningProxy
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
     "--headless",
@@ -21,6 +23,11 @@ FLAGS = (
     "--disable-sync",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
 )
+
+
+def address(proxy: RunningProxy) -> str:
+    """Where a browser finds the page."""
+    return f"http://127.0.0.1:{proxy.runner.addresses[0][1]}/"
 
 
 class Visit:
@@ -61,11 +68,17 @@ class Visit:
         return await self.page.locator(selector).all_text_contents()
 
     async def runs(self) -> list[tuple[str, str]]:
-        """Class and text of each piece of the newest answer."""
+        """Class and text of each piece of the newest answer; neighbours of one class are one."""
         found: list[list[str]] = await self.page.locator(".answer .text").last.evaluate(
-            "element => [...element.children].map((child) => [child.className, child.textContent])"
+            """element => [...element.querySelectorAll(".tint, .handover")].map((piece) => [piece.className, piece.textContent])"""
         )
-        return [(name, text) for name, text in found]
+        joined: list[tuple[str, str]] = []
+        for name, text in found:
+            if joined and joined[-1][0] == name:
+                joined[-1] = (name, joined[-1][1] + text)
+            else:
+                joined.append((name, text))
+        return joined
 
 
 @asynccontextmanager

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import pytest
-import pytest_asyncio
 
 pytest.importorskip("playwright", reason="needs the package playwright")
 
@@ -19,12 +18,13 @@ from streamco.endpoints.base import Capabilities, TokenPrices
 from streamco.errors import EndpointConnectError, EndpointProtocolError
 from streamco.proxy.app import serving
 from streamco.proxy.config import ProxyOptions
+from streamco.proxy.page.routes import PAGE_PATHS
 from streamco.testing.endpoint import ScriptedEndpoint
 from tests.client.helpers import ShapedDevice, device, server
 from tests.client.speculating import PROMPT, World
-from tests.proxy.page.browser import CHROMIUM, Visit, browsing, visiting
+from tests.proxy.page.browser import CHROMIUM, Visit, address, visiting
 from tests.proxy.page.test_routes import contrast
-from tests.proxy.support import RunningProxy, proxying
+from tests.proxy.support import proxying
 from tests.server.support import until
 
 pytestmark = [
@@ -33,25 +33,8 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),  # one browser for all tests; each has a tab with storage of its own
 ]
 
+OWN_PATHS = PAGE_PATHS | {"/v1/models", "/v1/chat/completions"}
 ATTACK = '<img src=x onerror="window.hit=1"><script>window.hit=1</script><svg onload="window.hit=1">'
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with browsing() as launched:
-        yield launched
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def visit(browser: Browser) -> AsyncIterator[Visit]:
-    async with visiting(browser) as opened:
-        yield opened
-        assert not opened.complaints
-        assert {urlsplit(url).hostname for url in opened.requests} <= {"127.0.0.1"}
-
-
-def address(proxy: RunningProxy) -> str:
-    return f"http://127.0.0.1:{proxy.runner.addresses[0][1]}/"
 
 
 def told(endpoint: ScriptedEndpoint) -> list[Any]:
@@ -78,7 +61,7 @@ async def test_both_sides_are_tinted_the_hand_over_stands_at_its_place_and_the_r
         (_, before), (_, mark), (_, after) = runs = await visit.runs()
         assert [name for name, _ in runs] == ["tint server", "handover", "tint device"]
         assert mark == "server → device"
-        assert before + after == "".join(story)
+        assert before + after == "".join(story).rstrip()
         sides = await visit.texts(".race .words")
         assert any("asked at once, first token" in words and "began the answer" in words and "stopped at" in words for words in sides)
         assert any("took over and went on" in words for words in sides)
@@ -206,7 +189,7 @@ async def test_the_conversation_is_sent_whole_each_time_until_a_new_one_begins(v
             await visit.ask(prompt)
             await visit.ended()
         assert [message["content"] for message in told(side)] == ["One?", "Yes.", "Two?"]
-        await visit.page.click("#new")
+        await visit.page.click("#clear")
         await expect(visit.page.locator("article")).to_have_count(0)
         await visit.ask("Three?")
         await visit.ended()
@@ -228,6 +211,61 @@ async def test_a_reload_stops_the_answer_and_begins_a_new_conversation(visit: Vi
         assert await visit.texts(".answer .text") == ["again"]
 
 
+async def test_the_last_answer_can_be_made_again_and_stays_if_no_other_comes(browser: Browser) -> None:
+    side = server([(0.0, "one")])
+    async with visiting(browser) as visit, proxying(server=side, page=True) as proxy:
+        await visit.open(address(proxy))
+        for prompt in ("First?", "Second?"):
+            await visit.ask(prompt)
+            await visit.ended()
+        again = visit.page.get_by_role("button", name="Regenerate")
+        await expect(again).to_have_count(1)
+        side.script = [(0.0, "two")]
+        await again.click()
+        await expect(visit.page.locator(".answer .text").last).to_have_text("two")
+        await visit.ended()
+        assert [message["content"] for message in told(side)] == ["First?", "one", "Second?"]
+        assert await visit.texts(".answer .text") == ["one", "two"]
+        side.script = [(0.0, EndpointConnectError("expected a connection, got it refused"))]
+        await again.click()
+        await expect(visit.page.locator(".failure")).to_have_text("server: expected a connection, got it refused")
+        assert await visit.texts(".answer .text") == ["one", "two"]
+
+
+async def test_an_answer_is_copied_as_markdown_and_its_code_as_code(visit: Visit) -> None:
+    markdown = "# Title\n\n```py\nprint(1)\n\nprint(2)\n```\n"
+    near = ScriptedEndpoint("device", [(0.0, markdown)], kind="device", capabilities=Capabilities(continuation="token_ids"))
+    far = server([(0.0, "# Title\n\n```py\npri"), (0.0, EndpointProtocolError("expected the rest of the answer, got the connection cut"))])
+    near.script = [(0.0, piece) for piece in ("# Title\n\n```py\npri", "nt(1)\n\nprint(2)\n```\n")]
+    async with proxying(near, far, dispatch=Race(policy="server-first"), budget=1.0, page=True) as proxy:
+        await visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        await visit.open(address(proxy))
+        await visit.ask("Code, please")
+        await visit.ended()
+        assert "handover" in [name for name, _ in await visit.runs()], "its mark is inside the code"
+        copied = []
+        for name in ("Copy answer", "Copy"):
+            await visit.page.get_by_role("button", name=name, exact=True).click()
+            await expect(visit.page.get_by_role("button", name="Copied")).to_have_count(1)
+            copied.append(await visit.page.evaluate("navigator.clipboard.readText()"))
+            await expect(visit.page.get_by_role("button", name="Copied")).to_have_count(0)
+    assert copied == [markdown, "print(1)\n\nprint(2)"]
+
+
+async def test_an_origin_is_a_thin_line_and_no_block_of_colour(visit: Visit) -> None:
+    async with proxying(server=server([(0.0, "one")]), page=True) as proxy:
+        await visit.open(address(proxy))
+        await visit.ask("Hello")
+        await visit.ended()
+        look = """element => {
+          const { backgroundColor, textDecorationLine, textDecorationThickness } = getComputedStyle(element.querySelector(".tint"));
+          const { backgroundSize } = getComputedStyle(element);
+          return [backgroundColor, textDecorationLine, textDecorationThickness, backgroundSize];
+        }"""
+        block = visit.page.locator(".answer .block")
+        assert await block.evaluate(look) == ["rgba(0, 0, 0, 0)", "underline", "1px", "3px 100%"]
+
+
 async def test_markup_in_prompts_answers_names_and_errors_is_text(visit: Visit) -> None:
     broken = EndpointProtocolError(f"expected an answer, got {ATTACK}")
     side = server([(0.0, ATTACK), (0.0, " and more"), (0.1, broken)], name="<b>server</b>")
@@ -241,8 +279,7 @@ async def test_markup_in_prompts_answers_names_and_errors_is_text(visit: Visit) 
         assert await visit.texts(".race .name") == ["<b>server</b>"]
         assert await visit.page.locator("main img, main script, main svg, main b").count() == 0
         assert await visit.page.evaluate("window.hit ?? null") is None
-        own = {"/", "/page.css", "/page.js", "/icon.svg", "/v1/models", "/v1/chat/completions"}
-        assert {urlsplit(url).path for url in visit.requests} <= own
+        assert {urlsplit(url).path for url in visit.requests} <= OWN_PATHS
 
 
 async def test_the_browser_is_given_the_policy_and_holds_the_page_to_it(browser: Browser) -> None:
@@ -281,7 +318,7 @@ async def test_every_control_is_reached_by_the_keyboard_and_shows_it(visit: Visi
     async with proxying(server=side, page=True) as proxy:
         await visit.open(address(proxy))
         reached = []
-        for key in ("Shift+Tab", "Shift+Tab", "Tab", "Tab", "Tab", "Tab"):
+        for key in ("Shift+Tab", "Tab", "Tab", "Tab"):
             await visit.page.keyboard.press(key)
             focused = visit.page.locator(":focus")
             reached.append(await focused.evaluate("element => element.id || element.tagName"))
@@ -290,10 +327,15 @@ async def test_every_control_is_reached_by_the_keyboard_and_shows_it(visit: Visi
         side.script = [(0.0, "one"), (60.0, "two")]
         await visit.page.press("#send", "Space")
         await expect(visit.page.locator("#stop")).to_be_focused()
+        await expect(visit.page.locator(".answer .text")).to_have_text("one")
         await visit.page.keyboard.press("Space")
         await visit.ended("stopped")
         await expect(visit.page.locator("#prompt")).to_be_focused()
-    assert reached == ["SUMMARY", "new", "SUMMARY", "prompt", "send", "limit"], "the stop button only while an answer comes"
+        for _ in range(5):
+            await visit.page.keyboard.press("Shift+Tab")
+            reached.append(await visit.page.locator(":focus").text_content())
+    assert reached[:4] == ["clear", "prompt", "send", "limit"], "the stop button only while an answer comes"
+    assert reached[4:] == ["Whole report", "Regenerate", "Copy answer", "What the lines mean", "Clear conversation"]
 
 
 async def test_the_longest_answer_is_sent_if_it_is_given(visit: Visit) -> None:
@@ -325,7 +367,7 @@ async def test_a_key_is_asked_for_and_kept_in_this_tab_alone(browser: Browser) -
         await page.reload()
         await visit.ask("Again")
         await visit.ended()
-        assert await page.evaluate("[{...sessionStorage}, localStorage.length, document.cookie]") == [{"streamco-key": "sk-proxy"}, 0, ""]
+        assert await page.evaluate("[sessionStorage['streamco-key'], localStorage.length, document.cookie]") == ["sk-proxy", 0, ""]
         assert not [url for url in visit.requests if "sk-proxy" in url]
         other = await page.context.new_page()
         await other.goto(address(proxy))
