@@ -21,6 +21,7 @@ export class AnswerView {
   constructor({ around, onOrigin, onRegenerate }) {
     this.onOrigin = onOrigin;
     this.onRegenerate = onRegenerate;
+    this.pieces = []; // [endpoint, origin, text]
     this.origin = ""; // of the newest text
     this.thinking = "";
     this.report = null; // the newest one
@@ -79,6 +80,9 @@ export class AnswerView {
 
   add(text, endpoint, origin) {
     clearInterval(this.timer);
+    const last = this.pieces.at(-1);
+    if (last && last[0] === endpoint && last[1] === origin) last[2] += text;
+    else this.pieces.push([endpoint, origin, text]);
     if (this.report?.mode !== "speculate") {
       if (this.made !== null && this.made !== endpoint) {
         this.text.mark(`${this.made} → ${endpoint}`);
@@ -138,6 +142,21 @@ export class AnswerView {
   note(message) {
     this.root.querySelector(":scope > .failure")?.remove();
     this.live.after(make("p", "failure", message));
+  }
+
+  /** What has to be kept to show the answer again. */
+  get saved() {
+    const { pieces, thinking, report, message, leftAt } = this;
+    return { pieces, thinking, report, how: this.how || "stopped", message, leftAt };
+  }
+
+  /** Show a kept answer. */
+  restore({ pieces, thinking, report, how, message, leftAt }) {
+    this.report = report;
+    this.leftAt = leftAt;
+    if (thinking) this.addThinking(String(thinking));
+    for (const [endpoint, origin, text] of pieces) this.add(text, endpoint, origin);
+    this.end(String(how), String(message ?? ""));
   }
 }
 

@@ -3,6 +3,7 @@
 import { AnswerView, copy } from "./answer.js";
 import { answerChunks, keepKey, needsKey } from "./api.js";
 import { make } from "./race.js";
+import { forgetTurns, savedTurns, saveTurns } from "./saved_turns.js";
 
 const NEAR_END = 120; // pixels from the page's end, within which it follows the text
 
@@ -86,6 +87,10 @@ function messages() {
   ]);
 }
 
+function save() {
+  saveTurns(turns.map(({ prompt, view }) => ({ prompt, ...view.saved })));
+}
+
 function ask(prompt) {
   const turn = makeTurn(prompt);
   toEnd();
@@ -99,6 +104,7 @@ async function answer(turn, previous) {
   const { signal } = controller;
   const options = { limit: $("limit").valueAsNumber, signal, onRefused: askForKey, onRatings: (path) => (view.ratings = path) };
   setRunning(controller);
+  save();
   try {
     for await (const chunk of answerChunks(messages(), options)) {
       follow(() => view.take(chunk));
@@ -110,6 +116,7 @@ async function answer(turn, previous) {
     if (running === controller) {
       if (!view.source) withdraw(turn, previous);
       setRunning(null);
+      save();
     }
   }
 }
@@ -152,10 +159,21 @@ function clear() {
   stop();
   turns.length = 0;
   setRunning(null); // what still comes for the old conversation is not kept
+  forgetTurns();
   forgetLegend();
   $("conversation").replaceChildren();
   showEmpty();
   $("prompt").focus();
+}
+
+function restore() {
+  for (const saved of savedTurns()) {
+    if (saved.pieces.length > 0) makeTurn(saved.prompt).view.restore(saved);
+    else $("prompt").value = saved.prompt; // the page was left before an answer came
+  }
+  showRegenerate();
+  showEmpty();
+  toEnd();
 }
 
 $("composer").addEventListener("submit", (event) => {
@@ -186,6 +204,9 @@ $("access").addEventListener("submit", (event) => {
   $("prompt").focus();
   checkKey();
 });
+window.addEventListener("beforeunload", stop); // else the answer would look as if it had failed
+window.addEventListener("pagehide", () => running !== null && save());
 
+restore();
 checkKey();
 $("prompt").focus();

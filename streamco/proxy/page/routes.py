@@ -33,7 +33,7 @@ class PageFile(Struct, frozen=True):
         return (FOLDER / self.name).read_bytes()
 
 
-_SCRIPTS = ("page.js", "answer.js", "answer_text.js", "api.js", "markdown.js", "markdown_inline.js", "race.js")
+_SCRIPTS = ("page.js", "answer.js", "answer_text.js", "api.js", "markdown.js", "markdown_inline.js", "race.js", "saved_turns.js")
 
 FILES: Mapping[str, PageFile] = {
     "/": PageFile("index.html", "text/html; charset=utf-8"),

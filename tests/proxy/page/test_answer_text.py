@@ -202,6 +202,9 @@ async def test_no_text_becomes_markup_code_or_a_request(visit: Visit, cut: int) 
         await visit.ended()
         elements = await visit.page.evaluate(LOOK)
         links = [attributes for tag, attributes in elements if tag == "a"]
+        await visit.page.reload()
+        await expect(visit.page.locator(".answer .live")).to_contain_text("done")
+        assert await visit.page.evaluate(LOOK) == elements, "a kept conversation is drawn in the same way"
         assert await visit.page.evaluate("window.hit ?? null") is None
         assert {urlsplit(url).path for url in visit.requests} <= PAGE_PATHS | {"/v1/models", "/v1/chat/completions"}
     assert {tag for tag, _ in elements} <= TAGS

@@ -196,19 +196,55 @@ async def test_the_conversation_is_sent_whole_each_time_until_a_new_one_begins(v
         assert [message["content"] for message in told(side)] == ["Three?"]
 
 
-async def test_a_reload_stops_the_answer_and_begins_a_new_conversation(visit: Visit) -> None:
-    side = server([(0.0, "one"), (60.0, "two")])
+async def test_a_reload_stops_the_answer_and_keeps_the_conversation_in_this_tab_alone(visit: Visit) -> None:
+    side = server([(0.0, "one **two**"), (60.0, "three")])
     async with proxying(server=side, page=True) as proxy:
         await visit.open(address(proxy))
         await visit.ask("Hello")
-        await expect(visit.page.locator(".answer .text")).to_have_text("one")
+        await expect(visit.page.locator(".answer strong")).to_have_text("two")
         await visit.page.reload()
         await until(lambda: side.active == 0 and proxy.proxy.active == 0)
-        await expect(visit.page.locator("article")).to_have_count(0)
+        await visit.ended("stopped")
+        assert await visit.texts(".user .text") == ["Hello"]
+        assert await visit.runs() == [("tint server", "one two")]
+        assert await visit.texts(".answer strong") == ["two"]
+        assert await visit.texts(".race .name") == ["server"]
+        other = await visit.page.context.new_page()
+        await other.goto(address(proxy))
+        await expect(other.locator("#prompt")).to_be_focused()
+        assert await other.locator("article").count() == 0
+        await other.close()
         side.script = [(0.0, "again")]
-        await visit.ask("Hello")
+        await visit.ask("And now?")
         await visit.ended()
-        assert await visit.texts(".answer .text") == ["again"]
+        assert [message["content"] for message in told(side)] == ["Hello", "one **two**", "And now?"]
+
+
+async def test_the_button_clears_what_the_tab_keeps_of_the_conversation(visit: Visit) -> None:
+    side = server([(0.0, "one"), (60.0, "two")])
+    async with proxying(server=side, page=True) as proxy:
+        await visit.open(address(proxy))
+        await visit.ask("A secret")
+        await expect(visit.page.locator(".answer .text")).to_have_text("one")
+        await visit.page.get_by_role("button", name="Clear conversation").click()
+        await until(lambda: side.active == 0 and proxy.proxy.active == 0)
+        assert await visit.page.evaluate("[sessionStorage.length, localStorage.length, document.cookie]") == [0, 0, ""]
+        await visit.page.reload()
+        await expect(visit.page.locator("#empty")).to_be_visible()
+        assert await visit.page.locator("article").count() == 0
+        assert await visit.page.evaluate("sessionStorage.length") == 0, "nor is it kept again when the page is left"
+
+
+@pytest.mark.parametrize(
+    "kept", ["nonsense", "{}", "[1]", '[{"prompt": 1}]', '[{"prompt": "a", "pieces": [["x"]]}]', '[null, {"pieces": {}}]']
+)
+async def test_what_is_no_conversation_in_the_tabs_storage_is_left_out(visit: Visit, kept: str) -> None:
+    async with proxying(server=server(), page=True) as proxy:
+        await visit.open(address(proxy))
+        await visit.page.evaluate("(kept) => sessionStorage.setItem('streamco-conversation', kept)", kept)
+        await visit.page.reload()
+        await expect(visit.page.locator("#prompt")).to_be_focused()
+        assert await visit.page.locator("article").count() == 0
 
 
 async def test_the_last_answer_can_be_made_again_and_stays_if_no_other_comes(browser: Browser) -> None:
@@ -229,6 +265,9 @@ async def test_the_last_answer_can_be_made_again_and_stays_if_no_other_comes(bro
         side.script = [(0.0, EndpointConnectError("expected a connection, got it refused"))]
         await again.click()
         await expect(visit.page.locator(".failure")).to_have_text("server: expected a connection, got it refused")
+        assert await visit.texts(".answer .text") == ["one", "two"]
+        await visit.page.reload()
+        await visit.ended()
         assert await visit.texts(".answer .text") == ["one", "two"]
 
 
@@ -368,6 +407,7 @@ async def test_a_key_is_asked_for_and_kept_in_this_tab_alone(browser: Browser) -
         await visit.ask("Again")
         await visit.ended()
         assert await page.evaluate("[sessionStorage['streamco-key'], localStorage.length, document.cookie]") == ["sk-proxy", 0, ""]
+        assert "sk-proxy" not in await page.evaluate("sessionStorage['streamco-conversation']")
         assert not [url for url in visit.requests if "sk-proxy" in url]
         other = await page.context.new_page()
         await other.goto(address(proxy))
