@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from streamco.cli import demo_page
+from streamco.cli.demo_page import KillableServer, add_page_arguments, check_page_arguments, serve_page
 from streamco.cli.options import (
     add_answer_arguments,
     add_look_arguments,
@@ -28,7 +30,6 @@ from streamco.cli.options import (
     take_prompt,
 )
 from streamco.cli.runtime import run_async, waiting
-from streamco.cli.serving import serve_until_stopped
 from streamco.cli.ui.answer import read_answer
 from streamco.cli.ui.control_characters import print_plain
 from streamco.cli.ui.slash_commands import USUAL_PACE
@@ -79,11 +80,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``streamco demo``."""
     parser.description = DESCRIPTION
     parser.add_argument(
-        "--latency", default=LATENCY, metavar="PROFILE", help=f"times that the server keeps to ({LATENCY}); list names all profiles"
+        "--latency",
+        metavar="PROFILE",
+        help=f"times that the server keeps to ({LATENCY}, with --page {demo_page.LATENCY}); list names all profiles",
     )
     parser.add_argument("--device", metavar="PATH", help="GGUF file of the device's model (the server's)")
     parser.add_argument("--server", metavar="PATH", help="GGUF file of the server's model (the packaged one)")
-    parser.add_argument("--page", action="store_true", help="a chat for browsers on a free port of this machine, until Ctrl-C")
+    add_page_arguments(parser)
     parser.add_argument("--split", action="store_true", help="a model in three parts, the middle one at the server (docs/split.md)")
     parser.add_argument(
         "--rtt-ms",
@@ -110,8 +113,8 @@ def run(args: argparse.Namespace) -> int:
     if args.latency == "list":
         print_plain("\n".join(packaged_names("latency")))
         return 0
-    if args.page:
-        _check_page_arguments(args)
+    check_page_arguments(args)
+    args.latency = args.latency or (demo_page.LATENCY if args.page else LATENCY)
     if args.json and args.prompt is None:
         raise ConfigError("--json: expected --prompt TEXT beside it, got none")
     if args.split:
@@ -124,18 +127,6 @@ def run(args: argparse.Namespace) -> int:
     _models(args)  # a wrong path is an error before anything starts
     load_latency(args.latency)  # a wrong name is an error before anything starts
     return run_async(lambda: _demo(args))
-
-
-def _check_page_arguments(args: argparse.Namespace) -> None:
-    """Check that no option is given that has no effect on a page, where each prompt is typed into a browser.
-
-    Raises:
-        ConfigError: one is given.
-    """
-    for name in ("split", "prompt", "json", "system", "max_tokens", "temperature"):
-        value = getattr(args, name)
-        if value is not None and value is not False:
-            raise ConfigError(f"--{name.replace('_', '-')}: expected none with --page, got {value}")
 
 
 async def _demo(args: argparse.Namespace) -> int:
@@ -171,14 +162,13 @@ async def _go_on(client: Client, args: argparse.Namespace, view: View) -> int:
 
 
 async def _serve_page(args: argparse.Namespace) -> int:
-    """Serve both sides and the page on a free loopback port until SIGINT or SIGTERM, and return the exit code."""
-    from streamco.proxy.app import serving
-    from streamco.proxy.config import ProxyOptions
-
-    async with _client(args) as client:
-        print_plain("open the address below in a browser; Ctrl-C ends the demo", sys.stderr)
-        await serve_until_stopped(serving(client.with_options(pace=settings_of(args).pace), ProxyOptions(page=True)), None)
-    return 0
+    """Serve both sides and the page until SIGINT or SIGTERM, and return the exit code."""
+    models = _models(args)
+    async with AsyncExitStack() as stack:
+        async with waiting("starting the server"):
+            server = KillableServer(lambda port: started_server(*_server_options(args, models, port)))
+            await stack.enter_async_context(server)
+        return await serve_page(args, await stack.enter_async_context(_client_of(args, server.url)), server)
 
 
 def _introduce(args: argparse.Namespace, view: View) -> None:
@@ -242,10 +232,10 @@ def _stage(args: argparse.Namespace) -> Stage:
     )
 
 
-def _server_options(args: argparse.Namespace, models: Models) -> tuple[str, ...]:
+def _server_options(args: argparse.Namespace, models: Models, port: int = 0) -> tuple[str, ...]:
     speculates = args.mode == "speculate"
     timing = ("--step-times", STEP_TIMES) if speculates else ("--latency", args.latency, "--latency-seed", str(args.seed or 0))
-    return ("--model", str(models.server), "--port", "0", "--threads", "1", *timing)
+    return ("--model", str(models.server), "--port", str(port), "--threads", "1", *timing)
 
 
 def _server_at(url: str, models: Models) -> OpenAIEndpoint:
@@ -261,18 +251,25 @@ def _device(args: argparse.Namespace, models: Models) -> DeviceEndpoint:
 @asynccontextmanager
 async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
     """Yield a client over both endpoints; everything it needs is started before and stopped at the end."""
-    models = _models(args)
     async with AsyncExitStack() as stack:
         async with waiting("starting the server"):
-            url = await stack.enter_async_context(running_server(*_server_options(args, models)))
-        client = Client(
-            _device(args, models),
-            _server_at(url, models),
-            budget=budget_of(args),
-            mode=_mode(args),
-            profile=_prior(args.latency),
-            seed=args.seed,
-        )
+            url = await stack.enter_async_context(running_server(*_server_options(args, _models(args))))
+        yield await stack.enter_async_context(_client_of(args, url))
+
+
+@asynccontextmanager
+async def _client_of(args: argparse.Namespace, url: str) -> AsyncIterator[Client]:
+    """Yield a client over the device and the server at this URL."""
+    models = _models(args)
+    client = Client(
+        _device(args, models),
+        _server_at(url, models),
+        budget=budget_of(args),
+        mode=_mode(args),
+        profile=_prior(args.latency),
+        seed=args.seed,
+    )
+    async with AsyncExitStack() as stack:
         async with waiting("loading the device's model"):
             await stack.enter_async_context(client)
         yield client

@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from streamco.cli.ui.control_characters import print_plain
@@ -58,7 +58,11 @@ def curl_line(base_url: str, *, model: str = "", key: str = "") -> str:
 
 
 async def serve_until_stopped(
-    server: AbstractAsyncContextManager[str], ready_fd: int | None, *, hints: Callable[[str], Sequence[str]] = lambda base_url: ()
+    server: AbstractAsyncContextManager[str],
+    ready_fd: int | None,
+    *,
+    hints: Callable[[str], Sequence[str]] = lambda base_url: (),
+    on_ready: Callable[[str], Awaitable[None]] | None = None,
 ) -> None:
     """Run a server, print its address on stdout, and stop it on SIGINT or SIGTERM; stderr says what a person can do, and that it stops.
 
@@ -66,6 +70,7 @@ async def serve_until_stopped(
         server: a context that yields its base URL, which ends in ``/v1``.
         ready_fd: file descriptor that gets the address and is closed once the server listens; None: none.
         hints: returns lines for people, of a base URL.
+        on_ready: is called with the address, without ``/v1``, once the server listens.
     """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -79,6 +84,8 @@ async def serve_until_stopped(
         if ready_fd is not None:
             with os.fdopen(ready_fd, "w") as ready:
                 ready.write(f"{address}\n")
+        if on_ready is not None:
+            await on_ready(address)
         tune_collector()
         await stopped.wait()
         print_plain("stopping: answers under way end with an error", sys.stderr)

@@ -30,7 +30,7 @@ from streamco.proxy.callers.access import TOTALS_PATH, USAGE_PATH, AnswerGrant, 
 from streamco.proxy.config import MODEL, ProxyOptions
 from streamco.proxy.error_responses import explain
 from streamco.proxy.origins import OriginFields
-from streamco.proxy.page.routes import PAGE_PATHS, add_page
+from streamco.proxy.page.routes import PAGE_PATHS, PageExtras, add_page
 from streamco.proxy.ratings import RATINGS_HEADER, RATINGS_PATH, Ratings
 from streamco.proxy.requests import ParsedRequest, parse_chat, parse_completion, parse_fields, unknown_model
 from streamco.proxy.response_shapes import ChatShape, CompletionShape, ResponseShape
@@ -67,15 +67,17 @@ class Proxy:
         client: makes the answers; the caller closes it.
         options: limits, key, names.
         access: what each caller may do; None: there is one key or none, and whatever has it may do everything.
+        extras: what the page has beyond a chat; None: nothing.
     """
 
-    def __init__(self, client: Client, options: ProxyOptions, access: CallerAccess | None = None) -> None:
+    def __init__(self, client: Client, options: ProxyOptions, access: CallerAccess | None = None, extras: PageExtras | None = None) -> None:
         self.client = client
         self.options = options
         self.admission = RequestAdmission(options)
         self.created = int(time.time())
         self.access = access
         self.ratings = Ratings(client)
+        self._extras = extras or PageExtras()
         self._answers: set[ChatStream] = set()
         self._tasks = TaskRules(options.task_patterns, takes_header=options.takes_tasks)
         has_tasks = bool(options.task_patterns) or options.takes_tasks
@@ -201,7 +203,7 @@ class Proxy:
         """Make an answer as it is granted, and send it."""
         wants_usage = parsed.wants_usage or not parsed.is_streamed
         has_reader = parsed.is_streamed and request.headers.get(READER_HEADER) == "person"
-        client = for_a_person(grant.client) if has_reader else grant.client
+        client = for_a_person(self._extras.client_for(grant.request) or grant.client) if has_reader else grant.client
         answer = client.open_chat(grant.request, includes_usage=wants_usage, is_streamed=parsed.is_streamed, notes=grant.notes)
         grant.answer = answer
         self._answers.add(answer)
@@ -233,12 +235,13 @@ def _shape(parsed: ParsedRequest, kind: type[ChatShape | CompletionShape]) -> Re
 PROXY: web.AppKey[Proxy] = web.AppKey("proxy", Proxy)
 
 
-def make_app(client: Client, options: ProxyOptions | None = None) -> web.Application:
+def make_app(client: Client, options: ProxyOptions | None = None, extras: PageExtras | None = None) -> web.Application:
     """Return the proxy as an aiohttp application; ``streamco.server.http.listening.make_runner`` runs it as it should be run.
 
     Args:
         client: makes the answers; the caller closes it.
         options: limits, key, names; ``serving`` alone uses host and port. None: the defaults.
+        extras: what the page has beyond a chat, with ``options.page``; None: nothing.
 
     Raises:
         ConfigError: there are callers, and a server has no known price, or shadow answers are on, which no caller would pay. When the
@@ -252,7 +255,7 @@ def make_app(client: Client, options: ProxyOptions | None = None) -> web.Applica
         if isinstance(gate, QualityGate) and gate.shadow:
             raise ConfigError(f"quality gate: shadow: expected 0 beside callers, whose budgets would not pay for it, got {gate.shadow:g}")
         access = CallerAccess(client, Path(options.callers), answer_tokens=options.answer_tokens, registry=registry)
-    proxy = Proxy(client, options, access)
+    proxy = Proxy(client, options, access, extras)
     app = make_application(
         proxy,
         options,
@@ -272,7 +275,7 @@ def make_app(client: Client, options: ProxyOptions | None = None) -> web.Applica
         app.on_startup.append(access.start)
         app.on_cleanup.append(access.stop)
     if options.page:
-        add_page(app, options.cors)
+        add_page(app, options.cors, extras)
     app[PROXY] = proxy
     return app
 
@@ -289,15 +292,15 @@ def _follow(app: web.Application, client: Client, metrics: AnswerMetrics) -> Non
 
 
 @asynccontextmanager
-async def serving(client: Client, options: ProxyOptions | None = None) -> AsyncIterator[str]:
+async def serving(client: Client, options: ProxyOptions | None = None, extras: PageExtras | None = None) -> AsyncIterator[str]:
     """Serve inside this process; yield the address for an OpenAI client's ``base_url`` (it ends in ``/v1``).
 
-    On leaving, running streams end with an error event; the client stays open.
+    On leaving, running streams end with an error event; the client stays open. Arguments are those of ``make_app``.
 
     Raises:
         ConfigError: other machines can reach the host and there is no key, or the callers' file can't be used.
         OSError: the port is taken.
     """
     options = options or ProxyOptions()
-    async with listening(make_app(client, options), options) as address:
+    async with listening(make_app(client, options, extras), options) as address:
         yield f"{address}/v1"

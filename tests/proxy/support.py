@@ -42,12 +42,13 @@ async def proxying(
     Args:
         device: one side.
         server: the other.
-        options: the client's ``policy``, ``budget``, ``pace``, ``dispatch``; everything else is ``ProxyOptions``.
+        options: the client's ``policy``, ``budget``, ``pace``, ``dispatch``; the page's ``extras``; everything else is ``ProxyOptions``.
     """
     settings: dict[str, Any] = {name: options.pop(name) for name in ("policy", "budget", "pace", "dispatch") if name in options}
+    extras = options.pop("extras", None)
     chosen = ProxyOptions(**options)
     async with holding_nothing_new(), Client(device, server, seed=1, **client_options(settings)) as client:
-        app = make_app(client, chosen)
+        app = make_app(client, chosen, extras)
         runner = make_runner(app, chosen)
         await runner.setup()
         try:

@@ -71,3 +71,22 @@ export async function needsKey() {
     return false; // the next prompt shows what is wrong
   }
 }
+
+/** Return what this page has beyond a chat: prompts to choose from, and whether it can kill the server. */
+export async function pageSettings() {
+  try {
+    return await (await fetch("page.json")).json();
+  } catch {
+    return { prompts: [], kills_server: false };
+  }
+}
+
+/** Kill the demo's server, and wait until it runs again; return why it does not, or "". */
+export async function killServer() {
+  try {
+    const response = await fetch("streamco/demo/kill", { method: "POST", headers: headers() });
+    return response.ok ? "" : await failureOf(response);
+  } catch (error) {
+    return error.message;
+  }
+}

@@ -1,7 +1,7 @@
 // The chat of streamco's proxy. Everything that comes from elsewhere is shown as text nodes, so it can't become markup or code.
 
-import { AnswerView, copy } from "./answer.js";
-import { answerChunks, keepKey, needsKey } from "./api.js";
+import { AnswerView, copy, makeButton } from "./answer.js";
+import { answerChunks, keepKey, killServer, needsKey, pageSettings } from "./api.js";
 import { make } from "./race.js";
 import { forgetTurns, savedTurns, saveTurns } from "./saved_turns.js";
 
@@ -10,6 +10,8 @@ const NEAR_END = 120; // pixels from the page's end, within which it follows the
 const $ = (id) => document.getElementById(id);
 const turns = []; // {prompt, question, view}; sent whole with each prompt
 let running = null; // the AbortController of the answer under way
+let killing = null; // the button that kills the server; only a demo has it
+let isServerGone = false; // it was killed, and does not run again yet
 
 // The page
 
@@ -24,8 +26,18 @@ function toEnd() {
   document.documentElement.scrollTop = document.documentElement.scrollHeight;
 }
 
-function showEmpty() {
+// What an empty conversation says, and the prompts of a demo that it hasn't had
+function showInvitation() {
   $("empty").hidden = $("conversation").childElementCount > 0;
+  for (const starter of $("starters").children) starter.hidden = running !== null || turns.some(({ prompt }) => prompt === starter.textContent);
+}
+
+function showKilling() {
+  if (killing !== null) killing.disabled = running === null || isServerGone || ["", "device"].includes(turns.at(-1)?.view.origin ?? "");
+}
+
+function notice(words) {
+  $("notice").textContent = words;
 }
 
 // The legend explains what this conversation has had
@@ -42,12 +54,13 @@ function forgetLegend() {
 function setRunning(controller) {
   running = controller;
   const focused = document.activeElement; // a disabled button would lose the focus
-  if (controller === null && focused === $("stop")) $("prompt").focus();
+  if (controller === null && (focused === $("stop") || focused === killing)) $("prompt").focus();
   $("send").disabled = controller !== null;
   $("stop").disabled = controller === null;
   if (controller !== null && focused === $("send")) $("stop").focus();
+  showKilling();
   showRegenerate();
-  showEmpty();
+  follow(showInvitation);
 }
 
 function showRegenerate() {
@@ -92,6 +105,7 @@ function save() {
 }
 
 function ask(prompt) {
+  if (!isServerGone) notice("");
   const turn = makeTurn(prompt);
   toEnd();
   answer(turn, null);
@@ -108,6 +122,7 @@ async function answer(turn, previous) {
   try {
     for await (const chunk of answerChunks(messages(), options)) {
       follow(() => view.take(chunk));
+      showKilling();
     }
     follow(() => view.end("done"));
   } catch (error) {
@@ -162,7 +177,7 @@ function clear() {
   forgetTurns();
   forgetLegend();
   $("conversation").replaceChildren();
-  showEmpty();
+  showInvitation();
   $("prompt").focus();
 }
 
@@ -172,8 +187,37 @@ function restore() {
     else $("prompt").value = saved.prompt; // the page was left before an answer came
   }
   showRegenerate();
-  showEmpty();
+  showInvitation();
   toEnd();
+}
+
+// What a demo has: prompts to begin with, and a button for the failure of its server
+async function showSettings() {
+  const settings = await pageSettings();
+  for (const prompt of settings.prompts) {
+    const starter = makeButton("", () => running === null && ask(prompt));
+    starter.append(make("span", "", prompt));
+    $("starters").append(starter);
+  }
+  showInvitation();
+  if (!settings.kills_server) return;
+  killing = makeButton("Kill the server", kill);
+  killing.id = "kill";
+  killing.title = "Kills the server's process while it writes; it is started again afterwards";
+  killing.disabled = true;
+  $("stop").after(killing);
+  $("empty").textContent = "Choose a prompt, or ask something below. While the server writes, you can kill it: the device goes on.";
+}
+
+async function kill() {
+  isServerGone = true;
+  $("stop").focus(); // a disabled button would lose the focus
+  showKilling();
+  notice("The server was killed and is being started again. Until then the device answers alone.");
+  const failure = await killServer();
+  isServerGone = failure !== "";
+  notice(failure ? `The server did not start again: ${failure}` : "The server is running again.");
+  showKilling();
 }
 
 $("composer").addEventListener("submit", (event) => {
@@ -209,4 +253,5 @@ window.addEventListener("pagehide", () => running !== null && save());
 
 restore();
 checkKey();
+showSettings();
 $("prompt").focus();

@@ -6,18 +6,21 @@ that. The files hold no secret, so they need no key; the page sends the key that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
+import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from msgspec import Struct
 
-from streamco.errors import MAX_NAME, shorten
+from streamco.client.client import Client
+from streamco.endpoints.base import Request
+from streamco.errors import MAX_NAME, EndpointError, shorten
 from streamco.server.http.cors import ANY_ORIGIN
 from streamco.server.http.errors import RequestError
 
-__all__ = ["FILES", "HEADERS", "PAGE_PATHS", "PageFile", "add_page"]
+__all__ = ["FILES", "HEADERS", "KILL_PATH", "PAGE_PATHS", "PageExtras", "PageFile", "add_page"]
 
 FOLDER = Path(__file__).parent
 
@@ -33,6 +36,23 @@ class PageFile(Struct, frozen=True):
         return (FOLDER / self.name).read_bytes()
 
 
+class PageExtras(Struct, frozen=True):
+    """What a demo's page has beyond a chat.
+
+    Attributes:
+        prompts: what an empty conversation offers to click on, and the client that answers it; None: the proxy's.
+        kill_server: kills the server, and returns when it runs again; None: the page has no button for that, and the proxy no path.
+    """
+
+    prompts: Mapping[str, Client | None] = {}
+    kill_server: Callable[[], Awaitable[None]] | None = None
+
+    def client_for(self, request: Request) -> Client | None:
+        """Return the client that answers this request, if it ends with one of the prompts; None: the proxy's."""
+        prompt = request.messages[-1].get("content") if request.messages else None
+        return self.prompts.get(prompt) if isinstance(prompt, str) else None
+
+
 _SCRIPTS = ("page.js", "answer.js", "answer_text.js", "api.js", "markdown.js", "markdown_inline.js", "race.js", "saved_turns.js")
 
 FILES: Mapping[str, PageFile] = {
@@ -41,7 +61,9 @@ FILES: Mapping[str, PageFile] = {
     **{f"/{name}": PageFile(name, "text/javascript; charset=utf-8") for name in _SCRIPTS},
     "/icon.svg": PageFile("icon.svg", "image/svg+xml"),
 }
-PAGE_PATHS = frozenset(FILES)
+SETTINGS_PATH = "/page.json"
+PAGE_PATHS = frozenset({*FILES, SETTINGS_PATH})
+KILL_PATH = "/streamco/demo/kill"
 
 _POLICY = (
     "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'; "
@@ -58,15 +80,21 @@ HEADERS: Mapping[str, str] = {
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-def add_page(app: web.Application, cors: tuple[str, ...]) -> None:
+def add_page(app: web.Application, cors: tuple[str, ...], extras: PageExtras | None = None) -> None:
     """Serve the page, and refuse requests that make work if a page of another origin sends them.
 
     Args:
         app: the proxy's application.
         cors: origins that may send such requests all the same.
+        extras: what a demo's page has beyond a chat; None: nothing.
     """
+    extras = extras or PageExtras()
     for path, file in FILES.items():
         app.router.add_get(path, _handler(file.read(), file.content_type))
+    settings = {"prompts": list(extras.prompts), "kills_server": extras.kill_server is not None}
+    app.router.add_get(SETTINGS_PATH, _handler(msgspec.json.encode(settings), "application/json"))
+    if extras.kill_server is not None:
+        app.router.add_post(KILL_PATH, _caller(extras.kill_server))
     app.middlewares.append(_refuse_other_origins(frozenset(cors)))
 
 
@@ -75,6 +103,17 @@ def _handler(body: bytes, content_type: str) -> Handler:
 
     async def handle(_request: web.Request) -> web.StreamResponse:
         return web.Response(body=body, headers=headers)
+
+    return handle
+
+
+def _caller(function: Callable[[], Awaitable[None]]) -> Handler:
+    async def handle(_request: web.Request) -> web.StreamResponse:
+        try:
+            await function()
+        except EndpointError as error:
+            raise RequestError(502, str(error)) from error
+        return web.Response(status=204)
 
     return handle
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from streamco.endpoints.base import Capabilities, TokenPrices
 from streamco.errors import EndpointConnectError, EndpointProtocolError
 from streamco.proxy.app import serving
 from streamco.proxy.config import ProxyOptions
-from streamco.proxy.page.routes import PAGE_PATHS
+from streamco.proxy.page.routes import PAGE_PATHS, PageExtras
 from streamco.testing.endpoint import ScriptedEndpoint
 from tests.client.helpers import ShapedDevice, device, server
 from tests.client.speculating import PROMPT, World
@@ -289,6 +290,46 @@ async def test_an_answer_is_copied_as_markdown_and_its_code_as_code(visit: Visit
             copied.append(await visit.page.evaluate("navigator.clipboard.readText()"))
             await expect(visit.page.get_by_role("button", name="Copied")).to_have_count(0)
     assert copied == [markdown, "print(1)\n\nprint(2)"]
+
+
+async def test_a_demo_has_prompts_to_click_and_a_button_that_kills_the_server_while_it_writes(visit: Visit) -> None:
+    killed, restarted = asyncio.Event(), asyncio.Event()
+
+    async def kill() -> None:
+        killed.set()
+        await restarted.wait()
+
+    near, far = device([(60.0, "D")]), server([(0.0, "one"), (60.0, "two")])
+    extras = PageExtras(prompts={"What is tea?": None, "What is milk?": None}, kill_server=kill)
+    async with proxying(near, far, policy="both", budget=1.0, page=True, extras=extras) as proxy:
+        await visit.open(address(proxy))
+        button, starters = visit.page.get_by_role("button", name="Kill the server"), visit.page.locator("#starters button:visible")
+        await expect(button).to_be_disabled()
+        await expect(starters).to_have_text(["What is tea?", "What is milk?"])
+        await starters.first.click()
+        await expect(starters).to_have_count(0)
+        await expect(button).to_be_enabled()
+        await button.click()
+        await asyncio.wait_for(killed.wait(), 10)
+        await expect(button).to_be_disabled()
+        await expect(visit.page.get_by_role("status")).to_contain_text("was killed")
+        restarted.set()
+        await expect(visit.page.get_by_role("status")).to_have_text("The server is running again.")
+        await expect(button).to_be_enabled()
+        await visit.page.click("#stop")
+        await visit.ended("stopped")
+        await expect(button).to_be_disabled()
+        assert told(far) == [{"role": "user", "content": "What is tea?"}]
+        await expect(starters).to_have_text(["What is milk?"])
+        await visit.page.click("#clear")
+        await expect(starters).to_have_text(["What is tea?", "What is milk?"])
+
+
+async def test_a_page_that_is_no_demo_has_neither(visit: Visit) -> None:
+    async with proxying(server=server(), page=True) as proxy:
+        await visit.open(address(proxy))
+        await expect(visit.page.locator("#empty")).to_be_visible()
+        assert await visit.page.locator("#starters button, #kill").count() == 0
 
 
 async def test_an_origin_is_a_thin_line_and_no_block_of_colour(visit: Visit) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 
+import aiohttp
 import pytest
 
 from streamco.client.client import Client
+from streamco.client.modes.race.mode import Race
 from streamco.core.report_parts import SpeculationFigures
-from streamco.errors import EndpointStatusError
-from streamco.proxy.app import READER_HEADER, for_a_person
-from streamco.proxy.page.routes import FILES, HEADERS, PageFile
+from streamco.errors import EndpointConnectError, EndpointStatusError
+from streamco.proxy.app import READER_HEADER, for_a_person, serving
+from streamco.proxy.config import ProxyOptions
+from streamco.proxy.page.routes import FILES, HEADERS, KILL_PATH, PageExtras, PageFile
 from tests.client.helpers import device, server
 from tests.proxy.support import CHAT, HELLO, proxying
 
@@ -51,6 +54,47 @@ async def test_without_the_option_there_is_no_page(path: str) -> None:
     async with proxying(server=server()) as proxy, proxy.client.get(path) as response:
         assert response.status == 404
         assert "Content-Security-Policy" not in response.headers
+
+
+async def test_a_page_has_prompts_and_a_way_to_kill_its_server_only_if_it_is_given_them() -> None:
+    failures: list[EndpointConnectError] = []
+    killed: list[bool] = []
+
+    async def kill() -> None:
+        killed.append(True)
+        if failures:
+            raise failures[0]
+
+    extras = PageExtras(prompts={"What is tea?": None}, kill_server=kill)
+    async with proxying(server=server(), page=True, extras=extras) as proxy:
+        async with proxy.client.get("/page.json") as response:
+            assert await response.json() == {"prompts": ["What is tea?"], "kills_server": True}
+            assert response.headers["Content-Security-Policy"] == HEADERS["Content-Security-Policy"]
+        assert (await proxy.post(KILL_PATH, {}, Origin="https://attacker.example"))[0] == 403
+        assert not killed
+        async with proxy.client.post(KILL_PATH) as response:
+            assert response.status == 204
+        assert killed == [True]
+        failures.append(EndpointConnectError("expected a server that listens, got the end of its output", endpoint="server"))
+        async with proxy.client.post(KILL_PATH) as response:
+            assert response.status == 502
+            assert "expected a server that listens" in (await response.json())["error"]["message"]
+    async with proxying(server=server(), page=True) as proxy:
+        async with proxy.client.get("/page.json") as response:
+            assert await response.json() == {"prompts": [], "kills_server": False}
+        async with proxy.client.post(KILL_PATH) as response:
+            assert response.status == 404
+
+
+async def test_a_prompt_of_the_page_is_answered_by_the_client_that_is_given_for_it() -> None:
+    near, far = device([(0.0, "near")]), server([(0.0, "far")])
+    async with Client(near, far, mode=Race(policy="device-only")) as client:
+        extras = PageExtras(prompts={"Far?": client.with_options(mode=Race(policy="server-only")), "Near?": None})
+        async with serving(client, ProxyOptions(page=True), extras) as url, aiohttp.ClientSession() as http:
+            for prompt, reader, answer in (("Far?", "person", "far"), ("Near?", "person", "near"), ("Far?", "", "near")):
+                body = {"messages": [{"role": "user", "content": prompt}], "stream": True}
+                async with http.post(f"{url}/chat/completions", json=body, headers={READER_HEADER: reader}) as response:
+                    assert f'"content":"{answer}"' in await response.text()
 
 
 async def test_other_paths_are_as_they_were() -> None:
