@@ -178,9 +178,9 @@ wheels: sources
 	$(BIN)/python -m bench.release.embed_sbom dist/*linux*.whl
 	$(BIN)/python -m bench.release.try_wheels dist $(PYTHONS)
 
-# Seconds from an empty folder to the first streamed word: beside a server of this machine, and with `make demo`.
+# Seconds from an empty folder to the first streamed word, on the ways that compile no llama.cpp.
 first-word: $(VENV)/.dev
-	PYTHONPATH=. $(BIN)/python -m bench.release.first_word
+	PYTHONPATH=. $(BIN)/python -m bench.release.first_word --runs 1 demo prebuilt server
 
 # What the site needs: the package, uncompiled, and Sphinx with its theme. The optional packages that its reference imports are mocked.
 $(VENV)/.site: pyproject.toml setup.py

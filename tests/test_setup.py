@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -96,3 +97,9 @@ def test_an_unknown_way_to_build_is_refused(sources: Path) -> None:
     run = build(sources, {**os.environ, "STREAMCO_BUILD_NATIVE": "true"}, "--version")
     assert run.returncode != 0
     assert "STREAMCO_BUILD_NATIVE: expected one of auto, yes, no, got 'true'" in run.stderr
+
+
+def test_the_demo_needs_few_packages_and_none_that_is_compiled() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    found = {re.split(r"[\[>=<; ]", each)[0] for name in ("prebuilt", "demo") for each in extras[name]}
+    assert found == {"streamco", "xllamacpp", "llguidance", "jinja2", "rich", "prompt_toolkit"}

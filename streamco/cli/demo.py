@@ -294,17 +294,24 @@ async def _play_drafts(client: Client, args: argparse.Namespace, view: View) -> 
     """Answer prompts by drafts of the device, show what became of them, and return the exit code."""
     settings = replace(settings_of(args), max_tokens=args.max_tokens or 60, temperature=args.temperature or 0.0)
     system = [{"role": "system", "content": args.system}] if args.system else []
+    server = client.with_options(mode=Race(policy="server-only"))
     for prompt in DRAFTED:
         view.heading(f"> {prompt}")
-        answer = await read_answer(client, [*system, {"role": "user", "content": prompt}], settings, view)
+        messages = [*system, {"role": "user", "content": prompt}]
+        answer = await read_answer(client, messages, settings, view)
         if answer.ending:
             return answer.exit_code
         if answer.report is not None and answer.report.speculation is not None:
-            view.note("\n".join(f"  {line}" for line in _explain_drafts(answer.report, answer.report.speculation)))
+            async with waiting("the same from the server alone"):
+                alone = await server.chat.completions.create(
+                    messages=messages, max_tokens=settings.max_tokens, temperature=settings.temperature
+                )
+            lines = _explain_drafts(answer.report, answer.report.speculation, alone.report)
+            view.note("\n".join(f"  {line}" for line in lines))
     return 0
 
 
-def _explain_drafts(report: Report, figures: SpeculationFigures) -> list[str]:
+def _explain_drafts(report: Report, figures: SpeculationFigures, alone: Report) -> list[str]:
     made = f"tokens: {figures.accepted} accepted, {figures.corrected} corrected, {figures.bonus} after drafts accepted whole"
     others = ((figures.device, "not verified"), (figures.remote, "by the server alone"))
     rounds = f"rounds: {figures.rounds}, {figures.bytes_up} bytes up and {figures.bytes_down} down"
@@ -314,20 +321,15 @@ def _explain_drafts(report: Report, figures: SpeculationFigures) -> list[str]:
         f"{rounds}; in {_percent(figures.hit_rate)} of them the next draft was there with the verdict",
         f"the server's own answer: {exact}; it computed {figures.target_tokens} tokens for {report.tokens} of the answer",
     ]
-    if report.tokens_per_second:
-        lines.append(f"speed: {report.tokens_per_second:.1f} tokens/s, {report.quality.stalls} stalls")
-    lines.append(f"cost: {format_usd(report.cost_usd)}; the server alone would have cost {format_usd(_server_alone(report))}")
+    lines.append(f"speed: {_speed(report)}; the server alone: {_speed(alone)}")
+    lines.append(f"cost: {format_usd(report.cost_usd)}; the server alone: {format_usd(alone.cost_usd)}")
     return lines
+
+
+def _speed(report: Report) -> str:
+    rate = "too short to measure" if report.tokens_per_second is None else f"{report.tokens_per_second:.1f} tokens/s"
+    return f"{rate}, {report.quality.stalls} stalls"
 
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
-
-
-def _server_alone(report: Report) -> float | None:
-    """Return the cost of the same answer from the server alone, US dollars; None if a price is not known."""
-    prompts = [part.prompt_tokens for part in report.endpoints if part.kind == "server" and part.opened is not None]
-    prompt = prompts[0] if prompts else report.dispatch.prompt_tokens
-    if PRICES.prompt is None or PRICES.completion is None:
-        return None
-    return prompt * PRICES.prompt + report.tokens * PRICES.completion

@@ -75,7 +75,7 @@ async def serve_until_stopped(
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
+        _on_signal(number, stopped.set, loop)
     async with server as base_url:
         address = base_url.removesuffix("/v1")
         print_plain(f"listening on {address}")
@@ -89,3 +89,11 @@ async def serve_until_stopped(
         tune_collector()
         await stopped.wait()
         print_plain("stopping: answers under way end with an error", sys.stderr)
+
+
+def _on_signal(number: int, call: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
+    """Call a function on the loop at a signal; the loops of Windows can't watch signals themselves."""
+    try:
+        loop.add_signal_handler(number, call)
+    except NotImplementedError:
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(call))

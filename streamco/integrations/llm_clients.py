@@ -110,14 +110,19 @@ class _KeptClient:
     def __init__(self, settings: PluginSettings) -> None:
         self.config = parse_settings(settings)
         environ = dict(os.environ) if settings.key is None else {**os.environ, KEY_VARIABLE: settings.key}
-        self.client = build_client(self.config, environ)
+        self._owner = build_client(self.config, environ)
+        # a person reads the answers: a server that refuses its key doesn't keep a device from answering
+        self.client = self._owner.with_options(on_degraded="answer")
         self.answers = 0
 
     async def aclose(self) -> None:
         try:
             keep_profile(self.client, self.config)
         finally:
-            await self.client.aclose()
+            await self._owner.aclose()
+
+    async def start(self) -> None:
+        await self._owner.start()
 
 
 class _Reader(Generic[T]):
@@ -266,7 +271,7 @@ class ClientThread:
         try:
             for other in [other for other, each in self._kept.items() if not each.answers]:
                 await self._kept.pop(other).aclose()
-            await kept.client.start()
+            await kept.start()
             yield kept.client
         finally:
             kept.answers -= 1

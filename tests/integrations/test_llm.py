@@ -106,6 +106,15 @@ async def test_both_sides_race_and_the_first_one_answers() -> None:
         assert result.stdout == "from the device\n"
 
 
+async def test_a_server_that_refuses_its_key_does_not_keep_the_device_from_answering() -> None:
+    refusal = ScriptedResponse(status=401, steps=[])
+    async with serving(stream_answer(["from the device"])) as device, serving(refusal) as server:
+        words = ("-o", "device", device.url, "-o", "server", "large", "-o", "base_url", server.url, "-o", "policy", "server-first")
+        result = await command("-m", "streamco", *words, "Hello?")
+        assert result.stdout == "from the device\n"
+        assert asked(server)
+
+
 @pytest.mark.long("after the first case")
 @pytest.mark.parametrize(
     ("words", "complaint"),

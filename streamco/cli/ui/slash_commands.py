@@ -119,7 +119,7 @@ def _resolve(typed: str) -> str:
     if matches:
         raise CommandError(f"/{typed} could be {' or '.join('/' + match for match in matches)}")
     near = difflib.get_close_matches(typed, [*NAMES, *ALIASES], n=1, cutoff=0.5)
-    hint = f"did you mean /{near[0]}?" if near else "/help lists them all"
+    hint = f"did you mean /{ALIASES.get(near[0], near[0])}?" if near else "/help lists them all"
     raise CommandError(f"unknown command /{typed}: {hint} (to send a line that begins with a slash, write two)")
 
 

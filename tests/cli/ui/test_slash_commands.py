@@ -53,7 +53,9 @@ def test_an_ambiguous_beginning_names_the_candidates() -> None:
         parse_line("/p")
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("hlep", "help"), ("quite", "quit"), ("polciy", "policy"), ("buget", "budget")])
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("hlep", "help"), ("quite", "quit"), ("rset", "new"), ("polciy", "policy"), ("buget", "budget")]
+)
 def test_an_unknown_command_gets_a_suggestion(typed: str, meant: str) -> None:
     with pytest.raises(CommandError, match=rf"unknown command /{typed}: did you mean /{meant}\?"):
         parse_line(f"/{typed}")
