@@ -61,6 +61,25 @@ def _over(run: Run, case: str, metric: str, ours: str = "streamco") -> dict[str,
     return {who: f"{row.median / mine:.2f}" for (at, what, who), row in run.rows.items() if (at, what) == (case, metric)}
 
 
+def first_word() -> Question:
+    run = load("first")
+    cases = ("a server over loopback", "a model on the device", "both: whichever is first")
+    word, cpu = "from the start to: first word [ms]", "processor time until then [ms]"
+    contenders = [(case, who) for case in cases for (at, what, who) in run.rows if (at, what) == (case, word)]
+    rows = [
+        [case, f"**{who}**" if who == "streamco" else who, *(f"{run.value(case, metric, who):.0f} ms" for metric in (word, cpu))]
+        for case, who in contenders
+    ]
+    return Question(
+        "How soon is the first word of a new program?",
+        "From the start of the process: the interpreter, the imports, a client, a question, the first piece of the answer. The server answers at once; "
+        "the model is the packaged one, whose file the system has in memory.",
+        ("first",),
+        ("", "", "first word", "processor time"),
+        rows,
+    )
+
+
 def streamed_event() -> Question:
     run, cpu = load("stream"), "CPU an event [us]"
     cases = ("bulk, one stream", "bulk, 100 streams", "one event a wake-up")
@@ -115,10 +134,9 @@ def pace() -> Question:
 def proxy() -> Question:
     run = load("proxy")
     contenders = [who for who in ("streamco", "aiohttp relay", "litellm") if ("1000 streams at once", "CPU an event [us]", who) in run.rows]
-    many, share = (
-        "1000 streams at once",
-        [run.value("1000 streams at once", "streams a core [streams]", who) for who in ("streamco", "litellm")],
-    )
+    many = "1000 streams at once"
+    share = [run.value(many, "streams a core [streams]", who) for who in ("streamco", "litellm")]
+    over = [_over(run, f"{count} streams at once", "CPU an event [us]", "aiohttp relay")["streamco"] for count in (100, 1000)]
     rows = [
         [
             f"**{who}**" if who == "streamco" else who,
@@ -131,10 +149,11 @@ def proxy() -> Question:
     ]
     return Question(
         "What does the proxy add, and how many streams does a core carry?",
-        f"Against a bare relay that only passes bytes on, and litellm's proxy. A core carries {share[0] / share[1]:.1f} times litellm's streams of 20 events a second, "
-        "by the processor time of an event with a thousand streams at once.",
+        f"Compared with a bare relay that only passes bytes on, and with litellm's proxy. An event takes {over[0]} times the relay's processor time with a hundred "
+        f"streams at once, and {over[1]} times with a thousand. A core carries {share[0] / share[1]:.1f} times litellm's streams: streams a core are those of 20 "
+        "events a second and answers of 200 events, by the processor time of events and answers with a thousand streams at once.",
         ("proxy",),
-        ("", "added to the first token", "an event, 1 stream", "100 streams", "1,000 streams", "streams a core", "broken of 5,000"),
+        ("", "added to the first token", "an event, 1 stream", "100 streams", "1,000 streams", "streams a core", "broken of 10,000"),
         rows,
     )
 
@@ -353,6 +372,7 @@ def price_list() -> Question:
 
 
 QUESTIONS = (
+    first_word,
     streamed_event,
     observers,
     proxy,
