@@ -1,4 +1,4 @@
-"""The frozen option structs of clients and endpoints, with unit and reason beside each default."""
+"""The frozen option structs of clients and endpoints, with the unit and the reason next to each default."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class _OptionsMeta(StructMeta):
-    """Makes option structs, and names the options in the error for a call that it doesn't understand."""
+    """Metaclass of the option structs: it lists the valid options in the error for a wrong call."""
 
     if not TYPE_CHECKING:  # type checkers read the fields
 
@@ -37,7 +37,7 @@ class _OptionsMeta(StructMeta):
             """Return the options.
 
             Raises:
-                TypeError: an option has no name, or one that is not known.
+                TypeError: an option is passed by position, or its name is unknown.
             """
             names = self.__struct_fields__
             if values:
@@ -52,7 +52,7 @@ class _OptionsMeta(StructMeta):
 
 
 class Options(Struct, frozen=True, kw_only=True, metaclass=_OptionsMeta):
-    """Base of the options that users write; they are given by name."""
+    """Base class of the option structs that users create; options are passed by keyword."""
 
 
 READING = 4.8  # tokens/s; DiSCo section 2.2: mean silent reading speed
@@ -60,11 +60,11 @@ LISTENING = 3.5  # tokens/s; DiSCo section 2.2: mean speaking rate
 
 Pace = float | Literal["reading", "listening", "smooth"] | None
 ReaderPace = float | Literal["smooth"] | None
-"""A pace as it was parsed: tokens per second, "smooth" (as the text comes, but evenly), or None (at once)."""
+"""A parsed pace: tokens per second, "smooth" (as fast as the text arrives, but evenly), or None (each piece as soon as it arrives)."""
 
 
 def parse_pace(pace: float | str | None) -> ReaderPace:
-    """Return the tokens per second of a ``pace`` setting; "smooth": it follows the text; None: deliver at once.
+    """Parse a ``pace`` setting into tokens per second, "smooth" (follow the text), or None (deliver at once).
 
     Raises:
         ConfigError: not None, a positive finite number, "reading", "listening" or "smooth".
@@ -86,22 +86,22 @@ def parse_pace(pace: float | str | None) -> ReaderPace:
 
 
 def fixed_rate(pace: ReaderPace) -> float | None:
-    """Return the tokens per second that a pace sets; None: it sets none, because it is smooth or there is no pace."""
+    """Return the fixed rate of a pace in tokens per second, or None if it is smooth or there is no pace."""
     return None if isinstance(pace, str) else pace
 
 
 class Timeouts(Options, frozen=True, kw_only=True):
-    """Time limits of a request by phase, in seconds; None: no limit."""
+    """Time limits for the phases of a request, in seconds; None means no limit."""
 
     connect: float | None = 10.0  # DNS + TCP + TLS; a healthy host answers in well under a second
     first_token: float | None = 60.0  # from sending the request to the first content; reasoning models think this long
     next_token: float | None = 30.0  # between content; servers that stall in the middle of a stream keep the socket open
     socket: float | None = 120.0  # any bytes at all, keep-alive comments included
-    total: float | None = None  # the whole answer, retries included; without it an answer may go on as long as content comes
+    total: float | None = None  # the whole answer, retries included; without it an answer may take as long as content keeps coming
     cancel: float | None = 2.0  # a cancel is awaited this long before the connection is aborted
 
     def __post_init__(self) -> None:
-        """Refuse limits that nothing could keep."""
+        """Reject limits that can't be met."""
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and not isinstance(value, bool) and value > 0):
@@ -109,14 +109,14 @@ class Timeouts(Options, frozen=True, kw_only=True):
 
 
 class RetryPolicy(Options, frozen=True, kw_only=True):
-    """Retries of one request to one endpoint, which happen only before its first token."""
+    """How one request to one endpoint is retried. Retries happen only before its first token."""
 
-    attempts: int = 2  # further tries after the first
+    attempts: int = 2  # retries after the first attempt
     backoff: float = 0.5  # seconds before the first retry; doubles each time, with full jitter
     longest_wait: float = 20.0  # seconds; a longer Retry-After is an error at once
 
     def __post_init__(self) -> None:
-        """Refuse numbers that nothing can keep."""
+        """Reject numbers that make no sense."""
         if type(self.attempts) is not int:
             raise ConfigError(f"retry: attempts: expected a whole number, got {self.attempts!r}")
         for name in self.__struct_fields__:
@@ -132,16 +132,16 @@ _LEAST_AHEAD = 3  # tokens: one in the engine, one on its way and one with the r
 
 
 class Limits(Options, frozen=True, kw_only=True):
-    """Sizes beyond which data is refused or a source is paused."""
+    """Size limits: beyond them, data is refused or a source is paused."""
 
     event_bytes: int = 16 << 20  # one SSE event; text needs less than 100 kB, a generated image several MB
     body_bytes: int = 16 << 20  # one non-streamed answer
     answer_bytes: int = 64 << 20  # one streamed answer, all events
-    unread_tokens: int = 4096  # delivered and not read, before the source is paused
+    unread_tokens: int = 4096  # delivered but not yet read, before the source is paused
     lookahead: float = 20.0  # seconds of reading that a device may run ahead of a paced reader: tokens that are never read waste energy
 
     def __post_init__(self) -> None:
-        """Refuse sizes that nothing could keep."""
+        """Reject sizes that make no sense."""
         for name in self.__struct_fields__:
             value, expected = getattr(self, name), "0 s or more" if name == "lookahead" else "a whole number above 0"
             is_right = value >= 0 if name == "lookahead" and _is_number(value) else type(value) is int and value > 0
@@ -149,18 +149,18 @@ class Limits(Options, frozen=True, kw_only=True):
                 raise ConfigError(f"limits: {name}: expected {expected}, got {value!r}")
 
     def tokens_ahead(self, pace: float) -> int:
-        """Return how many tokens a device may run ahead of a reader with this pace (tokens per second).
+        """Return how many tokens a device may be ahead of a reader with this pace (tokens per second).
 
-        Tokens that have no text yet, because a code point or a stop string may go on, are not counted.
+        Tokens that have no text yet, because a code point or a stop string may be incomplete, aren't counted.
         """
         return max(_LEAST_AHEAD, min(self.unread_tokens, max(_MIN_AHEAD, round(pace * self.lookahead))))
 
     def device_buffers(self, pace: float) -> tuple[int, int]:
-        """Return how the tokens ahead are shared out, so that all buffers together keep to ``tokens_ahead``.
+        """Divide the tokens that a device may be ahead among the buffers, so that together they hold at most ``tokens_ahead``.
 
         Returns:
-            The tokens that are held for the pace before the device is not read on, and those that its engine may keep. One read may take
-            all that the engine keeps, which then fills up again.
+            The number of tokens that may wait for the pace before reading from the device stops, and the number that its engine may
+            buffer. One read may take everything that the engine has buffered, and the engine then fills its buffer again.
         """
         ahead = self.tokens_ahead(pace)
         kept = max(1, ahead // 4)
@@ -168,14 +168,15 @@ class Limits(Options, frozen=True, kw_only=True):
 
 
 NO_LIMIT = -1
-"""The value of ``max_tokens`` by which LM Studio, llama.cpp and Ollama are asked for an answer of any length."""
+"""The ``max_tokens`` value that asks LM Studio, llama.cpp and Ollama for an answer of any length."""
 _ANY_SEED = (-1, 0xFFFFFFFF)  # llama.cpp's default is -1 in 32 bits; LM Studio, KoboldCpp and their front ends send one of the two
 
 
 class SamplingOptions(Options, frozen=True, kw_only=True):
-    """Sampling settings, in OpenAI's and llama.cpp's names; None: the endpoint's default.
+    """Sampling settings, under OpenAI's and llama.cpp's names; None means the endpoint's default.
 
-    ``is_unlimited``: a limit of -1 was asked for, which is none; then ``max_tokens`` is None, and servers that take a -1 get it.
+    ``is_unlimited``: the request set ``max_tokens`` to -1, which means no limit. ``max_tokens`` is then None, and servers that accept
+    -1 are sent it.
     """
 
     temperature: float | None = None  # 0: greedy
@@ -186,35 +187,35 @@ class SamplingOptions(Options, frozen=True, kw_only=True):
     max_tokens: int | None = None
     is_unlimited: bool = False
     stop: tuple[str, ...] = ()
-    frequency_penalty: float | None = None  # taken from a token's logit for each time that the answer has it already
-    presence_penalty: float | None = None  # taken from a token's logit if the answer has it already
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
+    frequency_penalty: float | None = None  # subtracted from a token's logit for each time that it is already in the answer
+    presence_penalty: float | None = None  # subtracted from a token's logit if it is already in the answer
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, number that is added to its logit)
 
     @property
     def fixed_seed(self) -> int | None:
-        """The seed to draw with; None: draw at random, because none is given, or one that stands for any (-1, and 4294967295)."""
+        """The seed for sampling, or None if no seed was given or the given one stands for a random seed (-1 and 4294967295)."""
         return None if self.seed in _ANY_SEED else self.seed
 
     def adjustments(self) -> list[str]:
-        """Return the names of the options that change logits and are set."""
+        """Return the names of the options that are set and change logits."""
         return [name for name in ("frequency_penalty", "presence_penalty", "logit_bias") if getattr(self, name)]
 
 
 def check_share(name: str, value: float) -> None:
-    """Raise an error if a share is not in 0..1.
+    """Check that a share is between 0 and 1.
 
     Raises:
-        ConfigError: outside 0..1.
+        ConfigError: it is outside 0..1.
     """
     if not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
         raise ConfigError(f"{name}: expected a share from 0 to 1, got {value!r}")
 
 
 def check_instance(name: str, value: object, kind: type, *, or_none: bool = False) -> None:
-    """Raise an error if a setting has another type.
+    """Check that a setting has the expected type.
 
     Raises:
-        ConfigError: the value is no instance of ``kind``, and not None if that is allowed.
+        ConfigError: the value isn't an instance of ``kind`` (nor None, if ``or_none`` is set).
     """
     if not isinstance(value, kind) and not (or_none and value is None):
         raise ConfigError(f"{name}: expected {kind.__name__}{' or None' if or_none else ''}, got {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""The error tree: the branch shows where the fault is.
+"""The exception hierarchy: each branch stands for where the fault lies.
 
 ::
 
@@ -20,7 +20,7 @@
         ├── StreamConsumed
         └── ConcurrentRead
 
-Every text states what was expected, what was got and where. Text that had arrived before the failure is on ``.partial``.
+Every message states what was expected, what was received and where. Text that had arrived before the failure is in ``.partial``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ __all__ = [
 
 
 def _rebuild(kind: type[StreamcoError], args: tuple[Any, ...], fields: dict[str, Any]) -> StreamcoError:
-    """Return an error as it was pickled, without calling ``__init__``, because pickle doesn't pass keywords."""
+    """Rebuild a pickled error without calling ``__init__``, because pickle doesn't pass keyword arguments."""
     error = kind.__new__(kind)
     error.args = args
     error.__dict__.update(fields)
@@ -69,14 +69,14 @@ TimeoutPhase = Literal["connect", "first_token", "next_token", "total"]
 
 CONTEXT_EXCEEDED = "context_length_exceeded"
 """OpenAI's code for a prompt that is too long; agents shorten their chats when they see it."""
-MAX_TEXT = 2000  # characters of an error's text
-MAX_NAME = 100  # characters of a name in it
+MAX_TEXT = 2000  # characters in an error message
+MAX_NAME = 100  # characters of a name in a message
 
 
 def shorten(text: str, size: int = MAX_TEXT) -> str:
-    """Return a text of at most ``size`` characters for an error; a longer one has its length in place of its middle.
+    """Shorten an error message to about ``size`` characters: the middle of a longer text is replaced by a note of its length.
 
-    An error's text has what was sent in the middle, or at its end after what was expected.
+    In an error message, the data that was received stands in the middle, or at the end after what was expected.
     """
     if len(text) <= size:
         return text
@@ -87,13 +87,13 @@ def shorten(text: str, size: int = MAX_TEXT) -> str:
 class StreamcoError(Exception):
     """The root of all errors that this package raises on purpose; they can be pickled with all their fields.
 
-    A text of more than 2,000 characters loses its middle, because it may quote what was sent.
+    The middle of a message of more than 2,000 characters is cut out, because it may quote the data that was received.
     """
 
     partial: str = ""
-    """The answer's text that had arrived; "": none, or the error is about no answer."""
+    """The text of the answer that had arrived; "" if there was none, or if the error isn't about an answer."""
     code: str | None = None
-    """OpenAI's machine-readable reason, such as "context_length_exceeded" of a prompt that is too long; None: none."""
+    """OpenAI's machine-readable reason, such as "context_length_exceeded" for a prompt that is too long; None if there isn't one."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(shorten(each) if isinstance(each, str) else each for each in args))
@@ -106,12 +106,12 @@ class EndpointError(StreamcoError):
     """A failure of one endpoint.
 
     Args:
-        message: expected, got, where; lower case, no full stop.
-        endpoint: name of the endpoint; "": not known yet.
+        message: what was expected, what was received and where; lower case, no full stop.
+        endpoint: name of the endpoint, or "" if it isn't known yet.
         partial: the text that this endpoint had generated before it failed.
 
     Attributes:
-        unable: names of the endpoints that could not go on with its answer, because they take no begun answers.
+        unable: names of the endpoints that couldn't continue its answer, because they don't support continuing an answer.
     """
 
     unable: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ class EndpointError(StreamcoError):
 
 
 def why_unable(names: Sequence[str]) -> str:
-    """Return why an answer that had begun could not go on at these endpoints."""
+    """Explain why these endpoints couldn't continue an answer that had begun."""
     return f'{" and ".join(names)} can\'t go on with a begun answer, as far as is known (capabilities.continuation is "none")'
 
 
@@ -156,8 +156,8 @@ class EndpointStatusError(EndpointError):
     Args:
         status: the HTTP status, or the status that matches the error event.
         body: body of the response, at most 64 KiB of it.
-        retry_after: seconds that the server asked to wait; None: it did not ask.
-        code: the reason that the server named, or "context_length_exceeded" if its text says that in other words; None: none.
+        retry_after: seconds that the server asked the client to wait, or None if it didn't ask.
+        code: the reason that the server named, or "context_length_exceeded" if its text says that in other words; None if there is none.
     """
 
     def __init__(
@@ -179,11 +179,11 @@ class EndpointStatusError(EndpointError):
 
 
 class EndpointProtocolError(EndpointError):
-    """Bytes from the endpoint that break its protocol: malformed, truncated, too large, or of another API.
+    """Bytes from the endpoint that break its protocol: malformed, truncated, too large, or from a different API.
 
     Args:
-        is_lasting: the same request would fail in the same way: the address belongs to another API.
-        is_limit: the bytes are more than the caller's ``Limits`` allow.
+        is_lasting: the same request would fail in the same way again, because the address belongs to a different API.
+        is_limit: the response is larger than the caller's ``Limits`` allow.
     """
 
     def __init__(self, message: str, *, is_lasting: bool = False, is_limit: bool = False, endpoint: str = "", partial: str = "") -> None:
@@ -193,13 +193,13 @@ class EndpointProtocolError(EndpointError):
 
 
 class UnparsedAnswer(EndpointError):
-    """An answer that came whole and can't be read as the object that was asked for.
+    """An answer that can't be parsed as the object that was requested.
 
     Args:
-        message: expected and got.
-        completion: the answer, a ``streamco.types.Answer``; its text is in ``partial``, too.
-        code: "length": its limit of tokens cut it off; "content_filter": a content filter did; "invalid": its text isn't JSON of the class,
-            and ``__cause__`` is pydantic's error.
+        message: what was expected and what was received.
+        completion: the answer, a ``streamco.types.Answer``; its text is also in ``partial``.
+        code: "length" if the token limit cut it off, "content_filter" if a content filter did, or "invalid" if its text isn't valid JSON
+            for the class; then ``__cause__`` is pydantic's error.
     """
 
     def __init__(self, message: str, *, completion: Any, code: str, endpoint: str = "", partial: str = "") -> None:
@@ -213,15 +213,15 @@ class EngineError(EndpointError):
 
 
 class PromptError(EngineError):
-    """A prompt that the model on this machine can't take; the engine is well, and takes another one."""
+    """A prompt that the model on this machine can't process; the engine is fine, and can take other prompts."""
 
 
 class AllEndpointsFailed(StreamcoError):
-    """The failure of all endpoints to give, or to finish, the answer; it has a ``code`` if all errors have the same.
+    """Every endpoint failed to start or to finish the answer. ``code`` is set if all errors have the same one.
 
     Args:
-        errors: each endpoint's own error, by its name, in the order of the failures.
-        partial: the text that the reader had got.
+        errors: each endpoint's error, by the endpoint's name, in the order of the failures.
+        partial: the text that the reader had received.
     """
 
     def __init__(self, errors: Mapping[str, Exception], *, partial: str = "") -> None:
@@ -234,17 +234,17 @@ class AllEndpointsFailed(StreamcoError):
 
 
 class VerifierError(StreamcoError):
-    """A verifier's refusal, or a reply that is not a verdict."""
+    """A verifier refused the request, or its reply isn't a verdict."""
 
 
 class DegradedError(StreamcoError):
-    """What was asked for can't be had, and ``on_degraded="raise"`` forbids anything else.
+    """The request can't be served as asked, and ``on_degraded="raise"`` forbids serving it in another way.
 
     Args:
         message: what was asked for, and what would happen instead.
         kind: what happened, as the log names it.
-        endpoint: name of the endpoint that can't be used as was asked for.
-        partial: the text that the reader had got.
+        endpoint: name of the endpoint that can't be used as requested.
+        partial: the text that the reader had received.
     """
 
     def __init__(self, message: str, *, kind: str, endpoint: str = "", partial: str = "") -> None:
@@ -255,12 +255,12 @@ class DegradedError(StreamcoError):
 
 
 class ConfigError(StreamcoError, ValueError):
-    """A wrong setting: the text names the setting, what was expected and what was got.
+    """A wrong setting: the message names the setting, what was expected and what was given.
 
     Args:
-        message: as of all errors.
-        field: the field of a request that is at fault; None: that which the text begins with.
-        code: OpenAI's machine-readable reason; "context_length_exceeded": no endpoint has room for the prompt; None: none.
+        message: what was expected and what was given.
+        field: the field of the request that is at fault, or None if it is the one that the message begins with.
+        code: OpenAI's machine-readable reason, or None; "context_length_exceeded" means that no endpoint has room for the prompt.
     """
 
     def __init__(self, message: str, *, field: str | None = None, code: str | None = None) -> None:
@@ -270,23 +270,23 @@ class ConfigError(StreamcoError, ValueError):
 
 
 class UsageError(StreamcoError, RuntimeError):
-    """A call that the calling code must not make at this time."""
+    """A call that isn't allowed at this point."""
 
 
 class StreamClosed(UsageError):
-    """A call after the stream or client was closed."""
+    """The stream or client is already closed."""
 
 
 class StreamConsumed(UsageError):
-    """A read of a stream that was already read to its end."""
+    """The stream has already been read to its end."""
 
 
 class ConcurrentRead(UsageError):
-    """A read of a stream that another task is reading."""
+    """Another task is already reading the stream."""
 
 
 def is_out_of_time(error: BaseException) -> bool:
-    """Return True if an endpoint had not finished within the limit on the whole answer."""
+    """Return True if an endpoint didn't finish within the time limit for the whole answer."""
     return isinstance(error, EndpointTimeoutError) and error.phase == "total"
 
 
@@ -294,9 +294,9 @@ _REFUSALS = frozenset({401, 403, 404})
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return True if a server can't answer for a reason that stays.
+    """Return True if a server refuses for a reason that won't go away by retrying.
 
-    It refused the key (401), the permission (403) or the model (404), or its address belongs to another API.
+    It rejected the key (401), denied permission (403) or doesn't know the model (404), or its address belongs to a different API.
     """
     if isinstance(error, EndpointProtocolError):
         return error.is_lasting

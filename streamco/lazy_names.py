@@ -1,4 +1,4 @@
-"""Public names that are loaded when they are first used, so that importing a package costs next to nothing."""
+"""Loads public names when they are first used, so that importing a package costs next to nothing."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["lazy_names"]
 def lazy_names(
     package: str, homes: Mapping[str, Sequence[str]], submodules: Sequence[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the ``__getattr__`` and the ``__dir__`` of a package.
+    """Return the ``__getattr__`` and the ``__dir__`` functions for a package.
 
     Args:
-        package: its name.
-        homes: the names that each module defines, by module, as an absolute name.
+        package: the package's name.
+        homes: the names that each module defines, by the module's absolute name.
         submodules: modules of the package that are loaded when they are first used.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
 
     def load(name: str) -> Any:
         if name in submodules:
-            return import_module(f"{package}.{name}")  # which sets the attribute
+            return import_module(f"{package}.{name}")  # this sets the attribute, too
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(home_of[name]), name)

@@ -1,8 +1,8 @@
-"""numpy, imported when it is first used: a client needs it only when it has something to learn from.
+"""numpy, imported when it is first used, because a client needs it only when it has something to learn from.
 
     from streamco.lazy_numpy import np
 
-``np`` is used like the module, inside functions. Aliases of types belong below ``TYPE_CHECKING``.
+Use ``np`` like the module, inside functions. Type aliases belong below ``TYPE_CHECKING``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PARTS = ("numpy", "numpy.ma")  # numpy itself imports the second when a median 
 
 
 class _Numpy:
-    """Stands for the module; each of its names is looked up there once."""
+    """Stands in for the module. Each name is looked up there once."""
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(import_module("numpy"), name)
@@ -32,11 +32,11 @@ else:
 
 
 def load_numpy() -> None:
-    """Import numpy, which takes 0.1 to 0.2 s; any thread may do it."""
+    """Import numpy, which takes 0.1 to 0.2 s. Any thread may call this."""
     for part in _PARTS:
         import_module(part)
 
 
 def is_numpy_loaded() -> bool:
-    """Return True if using ``np`` imports nothing any more."""
+    """Return True if numpy is loaded, so that using ``np`` imports nothing."""
     return all(part in sys.modules and not getattr(sys.modules[part].__spec__, "_initializing", False) for part in _PARTS)

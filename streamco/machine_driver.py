@@ -1,7 +1,7 @@
-"""Runs any core machine on asyncio: events go in, commands are carried out in order, the deadline is kept.
+"""Runs any core machine on asyncio: passes it events, carries out its commands in order, and wakes it at its deadline.
 
-``streamco/sim/driver.py`` is the twin that does the same in SimPy. A driver inherits from these classes and has no such object: two objects
-that hold each other would outlive their work until the garbage collector runs.
+``streamco/sim/driver.py`` does the same in SimPy. Drivers inherit from these classes instead of holding such an object, because two objects
+that refer to each other would outlive their work until the garbage collector runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from streamco.core.machine import Machine
 
 __all__ = ["MachineDriver", "StepLog", "TaskDriver", "clock_of"]
 
-_MIN_DELAY = 0.001  # seconds until a timer that fired early is tried again: uvloop rounds a shorter delay to none, which would spin
+_MIN_DELAY = 0.001  # seconds until a timer that fired early is set again: uvloop rounds a shorter delay to zero, which would spin
 
 EventT = TypeVar("EventT")
 CommandT = TypeVar("CommandT")
@@ -26,17 +26,17 @@ Event_contra = TypeVar("Event_contra", contravariant=True)
 
 
 class StepLog(Protocol[Event_contra, CommandT]):
-    """Takes each step of a machine: a list, for replay, or what makes log lines of the steps."""
+    """Records each step of a machine: a list, for replay, or an object that turns the steps into log lines."""
 
     def append(self, step: tuple[float, Event_contra | None, list[CommandT]], /) -> None:
-        """Take a step: the time in seconds, the event (None: the deadline, or the start), and the commands."""
+        """Record a step: the time in seconds, the event (None for the deadline or the start), and the commands."""
         ...
 
 
 def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
-    """Return the system's monotonic clock, or the loop's if the loop has a clock of its own (virtual time).
+    """Return the system's monotonic clock, or the loop's clock if the loop doesn't use the system's (virtual time).
 
-    The system's is better than a usual loop's: uvloop truncates its time to milliseconds, and asyncio's takes one more call.
+    The system's clock is better than an ordinary loop's: uvloop truncates its time to milliseconds, and asyncio's costs one more call.
     """
     has_own = isinstance(loop, asyncio.BaseEventLoop) and type(loop).time is not asyncio.BaseEventLoop.time
     return loop.time if has_own else time.monotonic
@@ -47,8 +47,8 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
 
     Args:
         machine: the machine, not started yet.
-        clock: seconds, monotonic; None: ``clock_of`` the loop.
-        log: takes every step, for replay or for log lines; None: none is kept.
+        clock: a monotonic clock in seconds; None uses ``clock_of`` the loop.
+        log: records every step, for replay or for log lines; None records nothing.
 
     Attributes:
         machine: as given.
@@ -65,16 +65,16 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
         self._loop = asyncio.get_running_loop()
         self._clock = clock or clock_of(self._loop)
         self._log = log
-        self._events: deque[EventT | None] = deque()  # None: the deadline has come
-        self._is_stepping = True  # events that come before the start wait for it
-        self._has_crashed = False  # then the machine takes no more events
-        self._is_over = False  # then no timer is set any more
+        self._events: deque[EventT | None] = deque()  # None stands for a deadline that has passed
+        self._is_stepping = True  # events that arrive before the start wait for it
+        self._has_crashed = False  # if True, the machine is given no more events
+        self._is_over = False  # if True, no timer is set any more
         self._timer: asyncio.TimerHandle | None = None
         self._armed = 0.0  # the time that the timer is set for
 
     @property
     def now(self) -> float:
-        """The driver's clock, seconds."""
+        """The time on the driver's clock, in seconds."""
         return self._clock()
 
     def start(self) -> None:
@@ -90,7 +90,7 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
         self._process()
 
     def emit(self, event: EventT) -> None:
-        """Pass an event to the machine: at once, or after the step that runs."""
+        """Pass an event to the machine: at once, or after the step that is running."""
         if not self._has_crashed:
             self._events.append(event)
             self._process()
@@ -106,18 +106,18 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
         """Handle an exception from the machine, from a command or from a task."""
 
     def _receive(self, event: EventT, now: float) -> None:
-        """Give one event to the machine."""
+        """Pass one event to the machine."""
         self.machine.receive(event, now=now)
 
     def _after_step(self, now: float) -> None:
-        """Do what follows the commands of a step."""
+        """Run after the commands of a step; a hook for subclasses."""
 
     def _next_deadline(self) -> float | None:
-        """Return the time of the next ``_on_deadline``; None: none is due."""
+        """Return the time of the next ``_on_deadline``, or None if none is due."""
         return self.machine.next_deadline()
 
     def _on_deadline(self, now: float) -> None:
-        """Do what is due at ``now``."""
+        """Handle the deadline: do what is due at ``now``."""
         if not self._has_crashed:
             self._events.append(None)
             self._process()
@@ -125,7 +125,7 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
     # The steps of the machine
 
     def _process(self) -> None:
-        """Take all events that have come, in order, and carry out the commands of each."""
+        """Pass the queued events to the machine in order, and carry out the commands of each."""
         if self._is_stepping:
             return
         self._is_stepping = True
@@ -153,7 +153,7 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
         self._arm(now)
 
     def _arm(self, now: float) -> None:
-        """Set the timer for the next deadline. A timer that fires too early is kept: it sets itself again, which is cheaper."""
+        """Set the timer for the next deadline. A timer that would fire too early isn't replaced: it sets itself again, which is cheaper."""
         deadline = None if self._has_crashed or self._is_over else self._next_deadline()
         if self._timer is not None:
             if deadline is not None and self._armed <= deadline:
@@ -180,16 +180,16 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
             self._set_timer(deadline, max(_MIN_DELAY, deadline - now))
             return
         self._on_deadline(now)
-        if self._timer is None:  # else the step has set it
+        if self._timer is None:  # otherwise the step has set it
             self._arm(now)
 
     def _report_error(self, message: str, error: BaseException) -> None:
-        """Report an error that no reader would see."""
+        """Report an error that no reader would otherwise see."""
         self._loop.call_exception_handler({"message": message, "exception": error})
 
 
 class TaskDriver(MachineDriver[EventT, CommandT]):
-    """A driver with IO in tasks: it is over when its work is done and the last task has ended.
+    """A driver that does its IO in tasks: it is over when its work is done and the last task has ended.
 
     Args:
         machine: the machine, not started yet.
@@ -216,16 +216,16 @@ class TaskDriver(MachineDriver[EventT, CommandT]):
         return self._is_over
 
     async def aclose(self) -> None:
-        """Stop all work and wait for its end; idempotent. If the caller is cancelled, the work ends all the same."""
+        """Stop all work and wait for its end; idempotent. If the caller is cancelled, the work is stopped all the same."""
         self.leave()
         await self._wait_for_tasks()
 
     @abstractmethod
     def leave(self) -> None:
-        """Stop all work without waiting; drop what was not read."""
+        """Stop all work without waiting, and drop everything unread."""
 
     def leave_soon(self) -> None:
-        """Call ``leave`` from any thread, also from a finaliser; does nothing if the loop is closed."""
+        """Call ``leave`` from any thread, even from a finaliser; does nothing if the loop is closed."""
         with suppress(RuntimeError):  # the loop is closed: no work can run
             self._loop.call_soon_threadsafe(self.leave)
 
@@ -250,7 +250,7 @@ class TaskDriver(MachineDriver[EventT, CommandT]):
         self._end_if_idle()
 
     async def _wait_for_tasks(self) -> None:
-        """Wait until no task runs, including tasks that start meanwhile."""
+        """Wait until no task is running, including tasks that start in the meantime."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -266,5 +266,5 @@ class TaskDriver(MachineDriver[EventT, CommandT]):
         if self._on_over is not None:
             try:
                 self._on_over(self)
-            except Exception as error:  # noqa: BLE001  the answer is complete: what follows it must not take it away
+            except Exception as error:  # noqa: BLE001  the answer is complete, and an error afterwards must not spoil it
                 self._report_error("streamco could not record the end of an answer", error)

@@ -1,4 +1,4 @@
-"""Observers of a client's answers: metrics for Prometheus, spans for OpenTelemetry, and the interface for others."""
+"""Observers of a client's answers: metrics for Prometheus, spans for OpenTelemetry, and the interface for writing your own."""
 
 from __future__ import annotations
 

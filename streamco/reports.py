@@ -1,4 +1,4 @@
-"""What a client reports: of one answer (``stream.report``), and of all answers so far (``client.totals``)."""
+"""A client's reports: on one answer (``stream.report``), and on all answers so far (``client.totals``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shapes that a client returns or takes: OpenAI's, those of token streams, and the interface of an endpoint of your own."""
+"""Types that a client returns or takes: OpenAI's responses, token streams, and the interface for writing your own endpoint."""
 
 from __future__ import annotations
 

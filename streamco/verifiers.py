@@ -1,4 +1,4 @@
-"""Verifiers, for ``Speculate(verifier=...)``: servers that check what the device drafts, and how long its drafts are."""
+"""Verifiers, for ``Speculate(verifier=...)``: the servers that check the device's drafts, and the policies for how long a draft is."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Compiled leaves and their pure twins. This module alone chooses between them.
+"""Compiled leaf modules and their pure-Python twins. Only this module chooses between them.
 
-The twins are used if ``STREAMCO_NO_NATIVE=1`` is set in the environment, or if the extensions were not built. All leaves come from the
-same side.
+The twins are used if ``STREAMCO_NO_NATIVE=1`` is set in the environment, or if the extensions were not built. Either all leaves are
+compiled or none is.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _why_pure() -> str:
 
 IS_PURE_WANTED = os.environ.get("STREAMCO_NO_NATIVE", "") not in {"", "0"}
 WHY_PURE = _why_pure()
-"""Reason why the twins run, in words; "" if the compiled leaves do."""
+"""Why the twins are used, in words; "" if the compiled leaves are."""
 HAS_NATIVE = not WHY_PURE
 
 if TYPE_CHECKING or not HAS_NATIVE:

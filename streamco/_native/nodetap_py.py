@@ -1,11 +1,11 @@
 """A tap that copies nodes of llama.cpp's graphs while they are computed; the specification of ``nodetap.pyx``.
 
 ``llama_context_params.cb_eval`` is called for every node: first with ``ask``, before the node is computed, then with its values if the
-answer was yes. A SmolLM2 graph has 1,086 nodes. A Python function that answers no to each adds 3 ms to a token of 16 (more if another
-thread has the GIL). The compiled one adds nothing that can be measured.
+answer was yes. A SmolLM2 graph has 1,086 nodes. A Python function that answers no to each adds 3 ms to a token of 16 ms (more if another
+thread holds the GIL). The compiled one adds nothing measurable.
 
-Both twins read the head of ``ggml_tensor`` as in ggml.h. The offset of the name shows whether the loaded library has the same layout
-(``is_understood``).
+Both twins read the leading fields of ``ggml_tensor`` as in ggml.h. The offset of the name shows whether the loaded library has the same
+layout (``is_understood``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_NODES = 512
 
 
 class _Tensor(ctypes.Structure):
-    """The head of ``ggml_tensor``."""
+    """The leading fields of the C struct ``ggml_tensor``."""
 
 
 _Tensor._fields_ = [
@@ -48,14 +48,14 @@ class NodeTap:
         name_of: address of ``ggml_get_name``.
         read: address of ``ggml_backend_tensor_get``.
         indexed: prefix of node names. The second source of such a node is copied before the node is computed, if it has 64-bit integers:
-            these are the cells that the keys of a batch are written to.
-        wanted: names of the nodes to copy, at most 512, with values in 32-bit floats without gaps. They have the numbers 1, 2, ... in the
-            copies.
+            these are the cells to which the keys of a batch are written.
+        wanted: names of the nodes to copy, at most 512, with values in contiguous 32-bit floats. In the copies they have the numbers 1, 2,
+            ...
 
     Attributes:
         callback: address of the function for ``cb_eval``; the tap must outlive its contexts.
         state: value for ``cb_eval_user_data``.
-        is_understood: False after a node without the layout of ggml.h; nothing of it was read.
+        is_understood: False after a node without the layout of ggml.h, of which nothing was read.
     """
 
     def __init__(self, name_of: int, read: int, indexed: bytes, wanted: Sequence[bytes]) -> None:
@@ -76,12 +76,12 @@ class NodeTap:
         self.state = 0
 
     def arm(self, values: bool, /) -> None:
-        """Drop all copies. If ``values`` is True, copy the values of the wanted nodes from now on, beside the indices."""
+        """Drop all copies. If ``values`` is True, from now on copy the values of the wanted nodes besides the indices."""
         self._copies.clear()
         self._is_armed = values
 
     def copies(self) -> list[tuple[int, tuple[int, int, int, int], bytes]]:
-        """Return (number, shape with the innermost axis first, bytes) in the order of computing, since ``arm``; number 0 has the indices.
+        """Return (number, shape with the innermost axis first, bytes) of each copy since ``arm``, in computing order; 0 is for indices.
 
         Raises:
             MemoryError: there was not enough memory for a copy.
@@ -89,7 +89,7 @@ class NodeTap:
         return list(self._copies)
 
     def _called(self, address: int, ask: bool, _state: int) -> bool:
-        """Answer llama.cpp's call. Only memory can run out in here, and ctypes keeps exceptions from C."""
+        """Answer llama.cpp's call. The only possible error in here is running out of memory, and ctypes keeps exceptions from C."""
         if self._name_of(address) != address + _Tensor.name.offset:
             self.is_understood = False
             return False

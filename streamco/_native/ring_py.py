@@ -1,8 +1,8 @@
 """A bounded queue from one producer thread to one consumer thread: the specification and pure twin of ``ring.pyx``.
 
-The producer pushes and reads flags, and the consumer drains in batches. No call waits: full and empty are return values.
+The producer pushes and reads flags, and the consumer drains in batches. No call waits, since full and empty are return values.
 
-- *One wake-up a burst.* A drain that empties the ring arms it. The first push into an armed ring disarms it and returns ``WAKE``. Later
+- *One wake-up per burst.* A drain that empties the ring arms it. The first push into an armed ring disarms it and returns ``WAKE``. Later
   pushes return without it, because the consumer is already awake. A wake-up may be spurious (the consumer then drains nothing), but is
   never lost.
 - *Full parks the producer.* The push that takes the last slot returns ``FILLED``. A push that finds too few slots returns ``FULL`` and
@@ -24,11 +24,11 @@ from typing import Generic, TypeVar
 
 __all__ = ["ACCEPTED", "CLOSED", "FILLED", "FULL", "WAKE", "Ring"]
 
-FULL = 0  # nothing kept: too few free slots
+FULL = 0  # nothing kept, because there are too few free slots
 ACCEPTED = 1  # all items kept
-WAKE = 2  # the consumer may be asleep: wake it
+WAKE = 2  # the consumer may be asleep and must be woken
 FILLED = 4  # all items kept, and no slot is left
-CLOSED = 8  # nothing kept: the consumer left, or the producer had finished
+CLOSED = 8  # nothing kept, because the consumer left or the producer had finished
 
 T = TypeVar("T")
 
@@ -37,8 +37,8 @@ class Ring(Generic[T]):
     """A fixed number of slots between one producer and one consumer.
 
     Args:
-        capacity: largest number of items, at least 1.
-        low_water: a parked producer may go on at or below this number of items, 0 <= low_water < capacity. None: half the capacity.
+        capacity: maximum number of items, at least 1.
+        low_water: a parked producer may continue at or below this number of items, 0 <= low_water < capacity. None for half the capacity.
 
     Raises:
         ValueError: one of them is out of range.
@@ -80,7 +80,7 @@ class Ring(Generic[T]):
     def push_many(self, items: Sequence[T], /) -> int:
         """Add a list or tuple of items and return flags; for the producer.
 
-        All items are kept, or none (``FULL``, ``CLOSED``). Without items the answer is ``ACCEPTED``.
+        All items are kept, or none (``FULL``, ``CLOSED``). Without items it returns ``ACCEPTED``.
 
         Raises:
             ValueError: there are more items than the ring has slots.
@@ -113,7 +113,7 @@ class Ring(Generic[T]):
         return flags
 
     def finish(self) -> int:
-        """End the producer's side; idempotent. Return ``WAKE`` if the consumer must be woken, else 0."""
+        """End the producer's side; idempotent. Returns ``WAKE`` if the consumer must be woken, otherwise 0."""
         if self._finished or self._closed:
             return 0
         self._finished = True
@@ -123,14 +123,14 @@ class Ring(Generic[T]):
         return WAKE
 
     def drain(self, limit: int = 0, /) -> list[T]:
-        """Take all items, or the oldest ``limit`` of them (0: all); for the consumer. Items that are left cause no wake-up.
+        """Take all items, or the oldest ``limit`` of them (0 for all); for the consumer. Remaining items cause no wake-up.
 
         Raises:
             ValueError: ``limit`` is negative.
         """
         if limit < 0:
             raise ValueError(f"ring drain: expected a limit of 0 (all) or more items, got {limit}")
-        self._armed = True  # set before the items are counted: a later push is either counted or wakes
+        self._armed = True  # set before the items are counted, so that a later push is either counted or wakes
         count = len(self._items)
         if limit and count > limit:
             self._armed = False

@@ -1,4 +1,4 @@
-"""Packing of integer ids of a fixed width into bits: the specification and pure twin of ``tokenpack.pyx``.
+"""Packs integer ids of a fixed width into bits: the specification and pure twin of ``tokenpack.pyx``.
 
 Bit order: the ids are written one after the other into one little-endian number, least significant bit first. Bit j of id i is bit
 (i * bits + j) of that number; byte k of the result holds its bits 8k to 8k + 7, bit 8k the least significant. The last byte is filled
@@ -7,7 +7,7 @@ up with zero bits, and a reader refuses anything else there, so equal ids always
     sum(id << (i * bits) for i, id in enumerate(ids)).to_bytes((len(ids) * bits + 7) // 8, "little")
 
 Ids come as a list or tuple of ints, or as a contiguous one-dimensional buffer of 16, 32 or 64-bit integers in native order (numpy,
-array.array, ctypes, a cast memoryview). Plain bytes are refused as ids, because nothing says how wide an item is. Eight ids of b bits are
+array.array, ctypes, a cast memoryview). Plain bytes are refused as ids, because nothing tells how wide an item is. Eight ids of b bits are
 b whole bytes, and both twins work in such blocks.
 """
 
@@ -124,7 +124,7 @@ def _integers(source: Any, name: str) -> memoryview:
     if code not in {"h", "H", "i", "I", "l", "L", "q", "Q"}:
         raise TypeError(f"{name}: expected items of 16, 32 or 64-bit integers, got format {view.format!r}")
     native = _CODES[view.itemsize, code.islower()]
-    if not view.nbytes:  # a view of nothing can't be cast
+    if not view.nbytes:  # an empty view can't be cast
         empty = memoryview(array(native))
         return empty.toreadonly() if view.readonly else empty
     return view.cast("B").cast(native)

@@ -1,4 +1,4 @@
-"""Calibration: measuring a pair of models and fitting its profile, and the files that profiles are kept in."""
+"""Calibration: measures a pair of models, fits its profile, and keeps profiles in files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measuring a device alone: how fast it reads prompts of several lengths, and how fast it writes."""
+"""Measures a device alone: how fast it reads prompts of several lengths, and how fast it writes."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ async def measure_device_speed(
     turns: int = TURNS,
     on_progress: Callable[[int, int], None] = lambda done, whole: None,
 ) -> DeviceSpeed:
-    """Return a device's speed: the line of its time to first token over the prompt's length, and its decode rate.
+    """Measure a device's speed: its time to first token as a linear function of the prompt's length, and its decode rate.
 
     The lengths take turns, so that other load on the machine affects all of them.
 
     Args:
         device: a device whose model is in this process; it is started here, and the caller closes it.
         texts: what the prompts are made of.
-        lengths: tokens of the prompts, as far as the device's context has room for them.
+        lengths: prompt lengths in tokens, cut to what the device's context has room for.
         turns: number of prompts of each length.
-        on_progress: called with the number of prompts so far, and how many there are.
+        on_progress: called with the number of prompts so far and the number of all prompts.
 
     Raises:
         EndpointError: the device failed.
@@ -64,7 +64,7 @@ async def measure_device_speed(
 
 
 def _prompts(ids: Sequence[int], lengths: Sequence[int], turns: int) -> list[list[int]]:
-    """Return prompts that begin at different tokens, because an engine has in memory how an earlier one began."""
+    """Return prompts that begin at different tokens, because an engine still has the beginning of an earlier one in memory."""
     prompts = []
     for turn in range(turns):
         for place, length in enumerate(lengths):

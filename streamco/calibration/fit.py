@@ -1,4 +1,4 @@
-"""Fitting a pair's profile to verified drafts (Synera section 5, "Synera offline profiling")."""
+"""Fits a pair's profile to verified drafts (Synera section 5, "Synera offline profiling")."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streamco.profiles import PairProfile
 __all__ = ["BUDGETS", "VerifiedRound", "fit_pair", "importance_thresholds", "predicted_share"]
 
 BUDGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-_MAX_CHUNKS = 256  # the number of chunks that the budget's steering plans over
+_MAX_CHUNKS = 256  # as many chunks as the budget's steering plans over
 
 
 class VerifiedRound(Struct, frozen=True, kw_only=True):
@@ -27,12 +27,12 @@ class VerifiedRound(Struct, frozen=True, kw_only=True):
         ids: ids of the draft.
         confidences: the draft model's probability of each id.
         alternatives: the draft model's likeliest tokens at each position.
-        next_id: the draft model's own token after the draft; None: it was not computed.
-        importance: mean attention to the draft's tokens; None: not measured.
+        next_id: the draft model's own token after the draft; None if it was not computed.
+        importance: mean attention to the draft's tokens; None if not measured.
         accepted: number of accepted tokens.
-        token: the token after them; None: the verifier's context was full.
-        wait: seconds from sending the draft to its verdict; None: the verifier read a context in that time.
-        server: seconds of ``wait`` that the verifier reports as its own; None as for ``wait``.
+        token: the token after them; None if the verifier's context was full.
+        wait: seconds from sending the draft to its verdict; None if the verifier read a context in that time.
+        server: seconds of ``wait`` that the verifier reports as its own; None in the same case as ``wait``.
     """
 
     ids: tuple[int, ...]
@@ -71,12 +71,12 @@ def fit_pair(
     """Return the profile of a pair.
 
     Args:
-        rounds: drafts of up to ``window`` tokens, all verified by rule greedy.
+        rounds: drafts of up to ``window`` tokens, all verified by the rule ``greedy``.
         window: tokens drafted in a round (gamma).
         step_times: seconds of a step of the draft model on 1, 2, ... sequences.
-        rtt: round-trip time in seconds, as the link measured it; None: the wait minus the verifier's own time.
+        rtt: round-trip time in seconds, as the link measured it; None for the wait minus the verifier's own time.
         verify_times: (drafted tokens, seconds) of the verifier's batches.
-        remote_step: seconds between two tokens of the remote stream; None: not measured.
+        remote_step: seconds between two tokens of the remote stream; None if not measured.
         draft: name of the draft model.
         target: name of the target model.
         note: remark for readers of the profile.
@@ -116,7 +116,7 @@ def fit_pair(
 
 
 def importance_thresholds(importances: Sequence[float]) -> tuple[tuple[float, float], ...]:
-    """Return (budget, i_th) for budgets of 0.1 to 0.9; that share of the chunks lies above i_th. () if there are no chunks.
+    """Return pairs of budget (0.1 to 0.9) and i_th, above which that share of the chunks lies, or () if there are no chunks.
 
     This is the paper's own rule. At run time ``Offload.plan`` solves i_th over the chunks again, because P_conf keeps some of them back.
     """
@@ -129,7 +129,7 @@ def importance_thresholds(importances: Sequence[float]) -> tuple[tuple[float, fl
 def predicted_share(
     rounds: Sequence[VerifiedRound], acceptance: float, mean_confidence: float, *, wait: float, step_times: Sequence[float], window: int
 ) -> float | None:
-    """Return the share of rounds in which a branch would have matched the verdict, of as many branches as the wait has time for.
+    """Return the share of rounds in which one of the branches that the wait has time for would have matched the verdict.
 
     Args:
         rounds: the measured rounds.
@@ -140,7 +140,7 @@ def predicted_share(
         window: tokens to draft along a branch.
 
     Returns:
-        The share, 0..1; None: the draft model's own token after the draft is not known for any round.
+        The share, 0..1; None if the draft model's own token after the draft is not known for any round.
     """
     hits: list[bool] = []
     for each in rounds:

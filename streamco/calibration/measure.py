@@ -1,4 +1,4 @@
-"""Measuring a draft model and its verifier together: every draft is verified, and no branch is pre-drafted (Synera section 5)."""
+"""Measures a draft model and its verifier together: every draft is verified, and no branch is pre-drafted (Synera section 5)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GREEDY = SamplingOptions(temperature=0)
 _TURNS = 3  # repetitions of every measured time; the median counts
 _SIZES = (1, 2, 4, 8, 16)  # lengths in tokens of the drafts that are timed
 _MAX_LOSSES = 5  # losses or refusals in a row that one answer tolerates
-_RETRY = 0.05  # seconds before another try, if the refusal names none
+_RETRY = 0.05  # seconds before a retry, if the refusal doesn't say how many
 
 E = TypeVar("E")
 
@@ -61,10 +61,10 @@ async def calibrate_pair(
     Args:
         device: the device that drafts; its engine must hold ``sequences`` + 1 sequences.
         verifier: the verifier; it is started here, and the caller closes it.
-        requests: prompts like those of later use; they are answered in turn, by greedy decoding.
+        requests: prompts like the ones in later use; they are answered in turn, by greedy decoding.
         rounds: number of drafts to verify.
         window: tokens of a draft (gamma).
-        sequences: step times are measured for 1 to this number of sequences.
+        sequences: the largest number of sequences for which step times are measured.
         answer_tokens: largest number of tokens of one answer.
         on_progress: called with the number of finished rounds and ``rounds``.
 
@@ -128,7 +128,7 @@ async def measure_rounds(
     answer_tokens: int = 64,
     on_round: Callable[[int], None] | None = None,
 ) -> list[VerifiedRound]:
-    """Draft, wait for the verdict and draft on, for one answer or its first ``rounds`` rounds.
+    """Draft, wait for the verdict, and draft the next round, for one answer or its first ``rounds`` rounds.
 
     The device's own token after a draft is computed while the verdict is awaited. The first round has no time, because the verifier reads
     the prompt in it.
@@ -198,9 +198,9 @@ async def _answer(
 async def measure_step_times(
     engine: HoldingEngine, prompt_ids: Sequence[int], *, sequences: int = 6, tokens: int = 8, turns: int = _TURNS
 ) -> tuple[float, ...]:
-    """Return the seconds of a step of the draft model that adds a token to each of 1, 2, ... sequences after one prompt.
+    """Measure the seconds of a draft-model step that adds a token to each of 1, 2, ... sequences after one prompt.
 
-    The numbers of sequences take turns, so that other load on the machine affects all of them. The median of each counts.
+    The sequence counts take turns, so that other load on the machine affects all of them. The median of each counts.
 
     Raises:
         EngineError: the engine failed, or holds fewer sequences.
@@ -234,7 +234,7 @@ async def _step(engine: HoldingEngine, trunk: TokenSequence, count: int, tokens:
 async def measure_verify_times(
     verifier: Verifier, prompt_ids: Sequence[int], verified: Sequence[VerifiedRound], *, max_drafted: int, turns: int = _TURNS
 ) -> tuple[tuple[int, float], ...]:
-    """Return (drafted tokens, seconds) of the verifier's batches for drafts of several lengths; () if it doesn't report its times.
+    """Return (drafted tokens, seconds) of the verifier's batches for drafts of several lengths, or () if it doesn't report its times.
 
     Args:
         verifier: the verifier, probed.
@@ -263,7 +263,7 @@ async def measure_verify_times(
 
 
 async def measure_remote_step(remote: Endpoint, prompt_ids: Sequence[int], *, tokens: int = 24) -> float | None:
-    """Return the seconds between two tokens of the remote stream; None if fewer than two events with tokens came.
+    """Return the seconds between two tokens of the remote stream, or None if fewer than two events with tokens came.
 
     Raises:
         EndpointError: the server doesn't generate.
@@ -379,7 +379,7 @@ class _Run:
         self._loop.call_soon_threadsafe(self._woken.set)
 
     async def finish(self) -> tuple[float, int]:
-        """Wait for the task's end. Return its seconds of computing and its number of predictions.
+        """Wait for the task's end. Return its computing time in seconds and its number of predictions.
 
         Raises:
             EngineError: the task failed or was cancelled.

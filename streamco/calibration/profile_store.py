@@ -37,9 +37,9 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
 
 
 def save_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
-    """Write a profile to a file. A reader, also after a crash, sees the whole old file or the whole new one.
+    """Write a profile to a file. A reader sees either the whole old file or the whole new one, even after a crash.
 
-    Fields of the old file stay if only a later version of the package knows them. A link stays one.
+    Fields of the old file that only a later version of the package knows are kept. A symbolic link stays one.
 
     Raises:
         ConfigError: the folder or the file can't be written.
@@ -62,7 +62,7 @@ def _read(path: Path) -> bytes:
 
 
 def begin_profile(path: str | os.PathLike[str] | None) -> Profile:
-    """Read the profile that a program begins with and will write at its end; an empty one if there is no file yet, or no path.
+    """Read the profile that a program starts with and will write when it ends; an empty one if there is no file yet, or no path.
 
     Raises:
         ConfigError: the file can't be read or holds no profile, or its folder can't be written.
@@ -77,10 +77,10 @@ def begin_profile(path: str | os.PathLike[str] | None) -> Profile:
 
 
 def add_ratings(ratings: Iterable[RatedAnswer], path: str | os.PathLike[str], changes: Mapping[str, Any] = MappingProxyType({})) -> int:
-    """Write a profile with the ratings that its file has now, which may be another program's, and new ones; return how many there are.
+    """Add ratings to a profile's file, keeping those that it has by now, perhaps from another program; return how many it has.
 
     Args:
-        ratings: the new ones, oldest first. The latest 1,000 of all stay.
+        ratings: the new ones, oldest first. The latest 1,000 of all are kept.
         path: the file; it need not exist.
         changes: other fields that are new; all else stays as it is in the file.
 
@@ -94,6 +94,6 @@ def add_ratings(ratings: Iterable[RatedAnswer], path: str | os.PathLike[str], ch
 
 
 def added_ratings(former: Sequence[RatedAnswer], ratings: Sequence[RatedAnswer]) -> Sequence[RatedAnswer]:
-    """Return what follows the former ratings, of which the oldest may be gone by now."""
+    """Return the ratings that follow the former ones, the oldest of which may be gone by now."""
     shared = next(count for count in range(len(former), -1, -1) if former[len(former) - count :] == ratings[:count])
     return ratings[shared:]

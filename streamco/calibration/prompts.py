@@ -1,4 +1,4 @@
-"""Default prompts for a calibration, short instructions of several kinds, and prompts from a file."""
+"""Default prompts for a calibration, which are short instructions of several kinds, and prompts from a file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_BYTES = 1 << 20
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Read a file of prompts, one a line; empty lines are skipped.
+    """Read a file of prompts, one per line; empty lines are skipped.
 
     Raises:
         ConfigError: the file can't be read, isn't UTF-8, is above 1 MiB, or holds no prompt.

@@ -1,4 +1,4 @@
-"""How often a device's answers are good, and what a quality gate would make of its scores: measured on prompts like the application's."""
+"""Measures how often a device's answers are good, and what a quality gate would make of its scores, on prompts like the application's."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _MOST = 10_000  # prompts
 
 
 class LabelledPrompt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A prompt, and what a good answer to it has.
+    """A prompt, and what a good answer to it contains.
 
     Args:
         prompt: the user's message.
-        expected: texts of which a good answer has one, as a whole word where words are separated by spaces; (): it isn't known what is
-            good.
-        task: name of the kind of task; None: none.
+        expected: texts one of which a good answer contains, as a whole word where words are separated by spaces; () if it isn't known
+            what is good.
+        task: name of the kind of task; None if there is none.
     """
 
     prompt: str
@@ -48,7 +48,7 @@ class LabelledPrompt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     task: str | None = None
 
     def judge(self, answer: str) -> bool | None:
-        """Return True if the answer is good; None: it isn't known."""
+        """Return True if the answer is good, or None if it isn't known."""
         if not self.expected:
             return None
         whole = normalize("NFC", answer)
@@ -56,14 +56,14 @@ class LabelledPrompt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    """Return what finds a text that isn't a part of a longer word."""
+    """Return a pattern that finds a text unless it is part of a longer word."""
     before = "" if _UNSPACED.match(text[:1]) else rf"(?<!{_SPACED_LETTER})"
     after = "" if _UNSPACED.match(text[-1:]) else rf"(?!{_SPACED_LETTER})"
     return re.compile(before + re.escape(text) + after, re.IGNORECASE)
 
 
 class MeasuredAnswer(Struct, frozen=True):
-    """The device's answer to a prompt: what a score is made of, and whether it was good (None: not known)."""
+    """The device's answer to a prompt: the inputs of a score, and whether it was good (None if not known)."""
 
     facts: AnswerFacts
     good: bool | None
@@ -73,10 +73,10 @@ class CurvePoint(Struct, frozen=True):
     """What becomes of the answers if the server gives some of them.
 
     Args:
-        share: share of the answers that the server gives: those with a plain score below ``min_score``.
-        min_score: the lowest plain score of an answer that the device gives, of two to four digits.
-        caught: share of the device's bad answers among them, by the plain score; None: it isn't known which are bad.
-        caught_learned: the same by a score that was learned from the other answers; None: there are too few.
+        share: share of the answers that the server gives, which are those with a plain score below ``min_score``.
+        min_score: the lowest plain score of an answer that the device gives, with two to four digits.
+        caught: share of the device's bad answers that are among them, by the plain score; None if it isn't known which are bad.
+        caught_learned: the same, by a score that was learned from the other answers; None if there are too few.
     """
 
     share: float
@@ -86,13 +86,13 @@ class CurvePoint(Struct, frozen=True):
 
 
 def read_labelled(path: Path) -> list[LabelledPrompt]:
-    """Return the prompts of a file, one JSON object a line: {"prompt": "...", "expected": ["B"], "task": "choice"}; two may be left out.
+    """Read a file of prompts, one JSON object per line: {"prompt": "...", "expected": ["B"], "task": "choice"}; the last two are optional.
 
     Raises:
-        ConfigError: the file can't be read, has no prompts, too many, or another line.
+        ConfigError: the file can't be read, has no prompts, too many, or a line of another form.
     """
     try:
-        lines = path.expanduser().read_text(encoding="utf-8-sig").split("\n")  # JSON may hold other ends of lines
+        lines = path.expanduser().read_text(encoding="utf-8-sig").split("\n")  # JSON may contain other line separators
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: expected a file of prompts that can be read, got: {error}") from error
     decoder, found = msgspec.json.Decoder(LabelledPrompt), []
@@ -113,17 +113,17 @@ def read_labelled(path: Path) -> list[LabelledPrompt]:
 async def measure_answers(
     device: Endpoint, prompts: Sequence[LabelledPrompt], *, max_tokens: int, on_progress: Callable[[int, int], None]
 ) -> tuple[list[MeasuredAnswer], list[EndpointError]]:
-    """Let the device answer each prompt, greedily, and judge its answers; return these, and the errors of the prompts that it failed at.
+    """Let the device answer each prompt greedily, and judge its answers; return these, and the errors of the prompts that it failed at.
 
     Args:
-        device: a started endpoint that tells how sure it is of its tokens.
+        device: a started endpoint that reports how sure it is of its tokens.
         prompts: the prompts.
         max_tokens: longest answer.
-        on_progress: called with the number of prompts so far, and how many there are.
+        on_progress: called with the number of prompts so far and the number of all prompts.
 
     Raises:
         EndpointError: the device has failed at every prompt.
-        ConfigError: it doesn't tell how sure it is.
+        ConfigError: it doesn't report how sure it is.
     """
     found, failures = list[MeasuredAnswer](), list[EndpointError]()
     for number, each in enumerate(prompts, start=1):
@@ -140,7 +140,7 @@ async def measure_answers(
 
 
 async def _measure(device: Endpoint, prompt: LabelledPrompt, max_tokens: int) -> list[MeasuredAnswer]:
-    """Return the device's answer to a prompt; []: it doesn't tell how sure it is."""
+    """Return the device's answer to a prompt, or [] if it doesn't report how sure it is."""
     request = Request(
         messages=[{"role": "user", "content": prompt.prompt}],
         sampling=SamplingOptions(temperature=0.0, max_tokens=max_tokens),
@@ -159,7 +159,7 @@ async def _measure(device: Endpoint, prompt: LabelledPrompt, max_tokens: int) ->
 
 
 async def _answer(receive: Callable[[], Awaitable[object]]) -> tuple[str, list[float]]:
-    """Return a whole answer's text, and the probabilities of its tokens; [] if it begins with thinking, which no gate grades."""
+    """Return a whole answer's text and the probabilities of its tokens, which are [] if it begins with thinking (no gate grades that)."""
     text, probabilities, thinks = "", list[float](), False
     while isinstance(event := await receive(), TokensReceived):
         for delta in (choice.delta for chunk in event.chunks for choice in chunk.choices[:1]):
@@ -170,7 +170,7 @@ async def _answer(receive: Callable[[], Awaitable[object]]) -> tuple[str, list[f
 
 
 def fit_score(answers: Iterable[MeasuredAnswer]) -> LearnedScore:
-    """Return the score that is learned from the judged answers."""
+    """Return the score learned from the judged answers."""
     score = LearnedScore()
     for each in answers:
         if each.good is not None:
@@ -181,8 +181,8 @@ def fit_score(answers: Iterable[MeasuredAnswer]) -> LearnedScore:
 def curve(answers: Sequence[MeasuredAnswer]) -> list[CurvePoint]:
     """Return what becomes of the answers if the server gives a tenth, a fifth, 30 % and half of them.
 
-    It gives fewer where scores are equal, or nearer to each other than four digits tell. What repeats the point before is left out. The
-    learned score of an answer is that of a fit on the other four fifths of the answers.
+    It gives fewer where scores are equal, or too close to differ in four digits. A point that repeats the one before is left out. The
+    learned score of an answer comes from a fit on the other four fifths of the answers.
     """
     plain = [Perplexity().score(each.facts) for each in answers]
     bad = [number for number, each in enumerate(answers) if each.good is False]
@@ -218,7 +218,7 @@ def _threshold(ordered: Sequence[float], count: int) -> float:
 
 
 def _held_out(answers: Sequence[MeasuredAnswer]) -> list[float]:
-    """Return the learned scores of all answers, each of a fit on other ones; []: there are too few judged ones."""
+    """Return the learned scores of all answers, each from a fit on other answers, or [] if too few were judged."""
     scores = [0.0] * len(answers)
     for fold in range(_FOLDS):
         fitted = fit_score(each for number, each in enumerate(answers) if number % _FOLDS != fold)

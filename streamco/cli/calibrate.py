@@ -1,4 +1,4 @@
-"""``streamco calibrate``: measure what policies plan with, and keep it in a profile."""
+"""``streamco calibrate``: measures the figures that policies plan with, and keeps them in a profile."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "format_device", "format_pair", "format_verdict", "run"]
 
 BAR = 24  # cells
-TYPICAL = 200  # tokens of a prompt that the verdict is about
-MARGIN = 0.05  # share by which two rates differ at least, if one is to be recommended
+TYPICAL = 200  # tokens of the prompt for which the verdict is given
+MARGIN = 0.05  # relative difference of two rates from which one is recommended
 
 DESCRIPTION = """\
 Without a server this measures how fast the model on this machine reads and writes. With --verifier or --server it measures the model as
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print; the exit code is 0.
 
     Raises:
-        StreamcoError: the pair can't be measured, or the profile not be written.
+        StreamcoError: the pair can't be measured, or the profile can't be written.
     """
     if args.quality is not None:
         for name, value in {"--verifier": args.verifier, "--server": args.server, "--prompts": args.prompts}.items():
@@ -96,7 +96,7 @@ async def _calibrate(args: argparse.Namespace) -> int:
     from streamco.calibration.profile_store import begin_profile, save_profile
     from streamco.profiles import Link
 
-    begin_profile(args.profile)  # what is wrong with it is said now
+    begin_profile(args.profile)  # reports any problem with the file right away
     pair = await _measure(args)
     if args.profile is not None:
         profile = begin_profile(args.profile)
@@ -109,10 +109,10 @@ async def _calibrate(args: argparse.Namespace) -> int:
 
 
 def _lone_device(args: argparse.Namespace) -> tuple[Path, DeviceEndpoint]:
-    """Return a model's file, and the device that answers with it, one prompt at a time.
+    """Return a model's file, and a device that answers with it, one prompt at a time.
 
     Raises:
-        ConfigError: there is no such model file.
+        ConfigError: the model file doesn't exist.
     """
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.engines.base import EngineOptions
@@ -131,7 +131,7 @@ async def _calibrate_device(args: argparse.Namespace) -> int:
     from streamco.calibration.prompts import PROMPTS, read_prompts
 
     texts = PROMPTS if args.prompts is None else read_prompts(args.prompts)
-    begin_profile(args.profile)  # what is wrong with it is said now
+    begin_profile(args.profile)  # reports any problem with the file right away
     path, device = _lone_device(args)
     try:
         async with waiting("loading the model"):
@@ -154,7 +154,7 @@ async def _calibrate_quality(args: argparse.Namespace) -> int:
     from streamco.calibration.quality import curve, fit_score, measure_answers, read_labelled
 
     prompts = read_labelled(args.quality)
-    begin_profile(args.profile)  # what is wrong with it is said now
+    begin_profile(args.profile)  # reports any problem with the file right away
     path, device = _lone_device(args)
     try:
         async with waiting("loading the model"):
@@ -183,7 +183,7 @@ def _curve_json(points: Sequence[CurvePoint]) -> str:
 
 
 def format_quality(model: str, answers: Sequence[MeasuredAnswer], points: Sequence[CurvePoint]) -> str:
-    """Return what was measured of a device's answers as a table for people."""
+    """Return the measurements of a device's answers as a readable table."""
     judged = [each.good for each in answers if each.good is not None]
     known = f": {sum(judged)} good, {len(judged) - sum(judged)} not" if judged else ""
     lines = [f"{len(answers)} answers of {model}{known}", "", "to the server   --min-score   bad answers among them   by a learned score"]
@@ -194,7 +194,7 @@ def format_quality(model: str, answers: Sequence[MeasuredAnswer], points: Sequen
 
 
 def _score_text(score: float) -> str:
-    """Return a threshold with the digits that it has, two at least."""
+    """Return a threshold with all its digits, at least two."""
     text = f"{score:.2f}"
     return text if float(text) == score else str(score)
 
@@ -231,11 +231,11 @@ async def _measure(args: argparse.Namespace) -> PairProfile:
 
 
 class ProgressText:
-    """Text with a bar that says how much is done, and what comes after it.
+    """A text with a progress bar, which says at the end what comes next.
 
     Args:
-        work: what is done.
-        things: what is counted, and after that what comes next.
+        work: the work, such as "reading prompts".
+        things: the things that are counted, and the work that follows, such as "prompts read, writing".
     """
 
     def __init__(self, work: str = "verifying drafts", things: str = "drafts verified, timing steps and batches") -> None:
@@ -243,11 +243,11 @@ class ProgressText:
         self._done = self._whole = 0
 
     def record(self, done: int, whole: int) -> None:
-        """Take how many are done and how many there will be."""
+        """Record how many are done and how many there will be."""
         self._done, self._whole = done, whole
 
     def __str__(self) -> str:
-        """Return the text for now."""
+        """Return the present text."""
         if not self._whole:
             return self._work
         if self._done >= self._whole:
@@ -257,10 +257,10 @@ class ProgressText:
 
 
 def make_device(args: argparse.Namespace) -> DeviceEndpoint:
-    """Return the device that drafts; its attention is read, for importance.
+    """Return the device that drafts. Its attention is read, to measure importance.
 
     Raises:
-        ConfigError: there is no such model file.
+        ConfigError: the model file doesn't exist.
     """
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.engines.base import EngineOptions
@@ -274,11 +274,11 @@ def make_device(args: argparse.Namespace) -> DeviceEndpoint:
 
 
 async def make_verifier(args: argparse.Namespace) -> Verifier:
-    """Return the verifier: the one named, or the one found at the server's address.
+    """Return the verifier: the given one, or the one found at the server's address.
 
     Raises:
-        ConfigError: the URL or the key is not one.
-        EndpointError: the server does not answer, or does not verify.
+        ConfigError: the URL or the key is invalid.
+        EndpointError: the server doesn't answer, or doesn't verify.
     """
     key = api_key_of(args.api_key_env)
     if args.verifier is not None:
@@ -300,7 +300,7 @@ async def make_verifier(args: argparse.Namespace) -> Verifier:
 
 
 def format_device(model: str, speed: DeviceSpeed) -> str:
-    """Return a device's speed for people: what it means in a line, and the figures."""
+    """Return a device's speed as readable text: a line that says what it means, and the figures."""
     rate = speed.decode_tokens_per_s
     writes = "not measured" if rate is None else f"{1000 / rate:.1f} ms a token"
     rows = [
@@ -316,7 +316,7 @@ def format_device(model: str, speed: DeviceSpeed) -> str:
 
 
 def format_pair(pair: PairProfile) -> str:
-    """Return the figures for people: first whether drafting pays, then a table."""
+    """Return a pair's figures as readable text: first whether drafting pays, then a table."""
     from streamco.policies.acceptance import expected_tokens
 
     rows = [
@@ -336,7 +336,7 @@ def format_pair(pair: PairProfile) -> str:
 
 
 def format_verdict(pair: PairProfile) -> str:
-    """Return in one line whether drafting pays: its expected tokens per second at the measured window, and those of the server alone."""
+    """Return in one line whether drafting pays: the tokens per second expected at the measured window, and those of the server alone."""
     from streamco.policies.mode_switch import RoundConditions, predict_rates
 
     rates = predict_rates(

@@ -1,4 +1,4 @@
-"""``streamco callers``: the keys of a proxy's callers, their limits and what they have spent."""
+"""``streamco callers``: manages the keys of a proxy's callers and their limits, and shows what they have spent."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the action; the exit code is 0.
 
     Raises:
-        ConfigError: there is no such caller, there is one already, or the file can't be used.
+        ConfigError: there is no such caller (or already one, for ``add``), or the file can't be used.
     """
     from streamco.proxy.callers.store import CallerStore
 
@@ -177,12 +177,12 @@ def _row_of(day: DayFigures) -> tuple[str, ...]:
 
 
 def _tokens(count: int, estimated: int) -> str:
-    """Return a number of tokens; ``~``: a part of them is an estimate."""
+    """Return a number of tokens, with ``~`` if it is partly an estimate."""
     return f"{'~' if estimated else ''}{count}"
 
 
 def _print_key(key: str, text: str) -> None:
-    """Print a key alone on stdout, so that a shell can take it, and what it is on stderr."""
+    """Print a key on stdout by itself, so that a shell can capture it, and an explanation on stderr."""
     print_plain(text, sys.stderr)
     print_plain(key)
 
@@ -206,7 +206,7 @@ def _limit(nanos: int | None) -> str:
 
 
 def _dollars(nanos: int) -> str:
-    """Return nanodollars as US dollars with two decimals, or as many as there are."""
+    """Return nanodollars as US dollars with two decimals, or more if needed."""
     whole, _, rest = f"{nanos // 10**9}.{nanos % 10**9:09d}".partition(".")
     return f"{whole}.{rest.rstrip('0').ljust(2, '0')}"
 

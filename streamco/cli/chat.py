@@ -1,4 +1,4 @@
-"""``streamco chat``: talk to the model on this device and to a server at once."""
+"""``streamco chat``: talks to the model on this device and to a server at the same time."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chat; the exit code is 0, or 1 if an endpoint failed, 130 after Ctrl-C.
+    """Run the chat. The exit code is 0, or 1 if an endpoint failed, or 130 after Ctrl-C.
 
     Raises:
         StreamcoError: the chat can't start.
@@ -160,10 +160,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def name_split_servers(args: argparse.Namespace) -> None:
-    """Take ``--mode split --server URL`` as ``--split URL``.
+    """Treat ``--mode split --server URL`` as ``--split URL``.
 
     Raises:
-        ConfigError: no server is named, or it is the name of a model.
+        ConfigError: no server is given, or the server is the name of a model.
     """
     if args.mode != "split" or args.split is not None:
         return
@@ -213,7 +213,7 @@ def _check_local_server(args: argparse.Namespace) -> None:
     """Refuse options that have no effect with a device at a URL, or without one.
 
     Raises:
-        ConfigError: there is one.
+        ConfigError: there is such an option.
     """
     if not is_at_url(args):
         if args.device_model is not None:
@@ -232,10 +232,10 @@ def is_at_url(args: argparse.Namespace) -> bool:
 
 
 def _check_split(args: argparse.Namespace) -> None:
-    """Refuse options beside --split that would have no effect, and a missing --device.
+    """Refuse options that have no effect with --split, and a missing --device.
 
     Raises:
-        ConfigError: there is one, or no --device.
+        ConfigError: there is such an option, or no --device.
     """
     if args.device is None:
         raise ConfigError("--split: expected --device parts/NAME beside it, got none")
@@ -268,7 +268,7 @@ class _Parts:
     """Makes the parts of a chat from its options; see ``ChatParts``.
 
     Args:
-        former: what was learned before, by the profile; None: no profile is added to at the end.
+        former: the profile, with what was learned before, or None if nothing is added to a profile at the end.
     """
 
     def __init__(self, former: Profile | None) -> None:
@@ -279,20 +279,20 @@ class _Parts:
         check_options(args)
 
     def device(self, args: argparse.Namespace) -> Endpoint | None:
-        """Return the device; None: there is none."""
+        """Return the device, if there is one."""
         return make_device(args)
 
     def server(self, args: argparse.Namespace) -> Endpoint | None:
-        """Return the server; None: there is none."""
+        """Return the server, if there is one."""
         return make_server(args)
 
     def waiting(self, args: argparse.Namespace) -> AbstractAsyncContextManager[None]:
-        """Return a context that says what takes a while."""
+        """Return a context that says what is taking a while."""
         return waiting("asking the device" if is_at_url(args) else "loading the model")
 
     def client(self, args: argparse.Namespace, device: Endpoint | None, server: Endpoint | None) -> Client:
-        """Return a client of both sides."""
-        # without prices nothing moves, and the user asked for nothing else
+        """Return a client for both sides."""
+        # without prices no answer can move for its cost, and the user asked for nothing else
         migration = migration_of(args) if server is not None and server.prices.completion is not None else None
         race = Race(policy=args.policy, migration=migration, quality=quality_of(args))
         weights = {} if args.weights is None else asdict(args.weights)
@@ -325,7 +325,7 @@ async def _chat(args: argparse.Namespace, kept: OpenConversation, files: Sequenc
     if args.mode in {"speculate", "auto"} and budget_of(args) < 1 and args.drafter != LOOKUP:
         kinds[LOCAL] = "local"
     view = make_view(args, kinds)
-    client = parts.client(args, device, server) if split is None else Client(mode=Split(split))  # an answer's seed is its own
+    client = parts.client(args, device, server) if split is None else Client(mode=Split(split))  # each answer has its own seed
     sides = ModelSwitch(
         parts, args, device=device, server=server, client=client, kinds=kinds, on_change=lambda former: parts.keep(former, args.profile)
     )
@@ -347,7 +347,7 @@ async def _chat(args: argparse.Namespace, kept: OpenConversation, files: Sequenc
 
 
 def _change_of_models(before: ChatModels | None, now: ChatModels | None) -> str:
-    """Return in a line that a conversation goes on with other models; "" if it doesn't."""
+    """Return a line that says that a conversation continues with other models, or "" if it doesn't."""
     if before is None or now is None or before == now:
         return ""
     return f"the models have changed: this conversation was with {before}, and goes on with {now}"
@@ -399,7 +399,7 @@ def _describe(args: argparse.Namespace, name: str, kind: str) -> str:
 
 
 def make_device(args: argparse.Namespace) -> Endpoint | None:
-    """Return the device endpoint that the options name; None if there is none.
+    """Return the device endpoint that the options name, if any.
 
     Raises:
         ConfigError: the model file is missing, or there is neither a device nor a server.
@@ -433,10 +433,10 @@ def make_split(args: argparse.Namespace) -> SplitEndpoint:
 
 
 def make_verifier(args: argparse.Namespace) -> Verifier | None:
-    """Return the verifier that the options name; None if the server verifies, or no endpoint does.
+    """Return the verifier that the options name, or None if the server verifies or nothing does.
 
     Raises:
-        ConfigError: the URL is not one, or there is no device to draft.
+        ConfigError: the URL is invalid, or there is no device to draft.
     """
     if args.verifier is None:
         return None
@@ -461,16 +461,16 @@ def verifier_names(args: argparse.Namespace) -> list[str]:
 
 
 def default_threads() -> int:
-    """Return half of the cores: an engine with threads that wait for each other on busy cores falls to a few tokens a second."""
+    """Return half the number of cores: if an engine's threads wait for each other on busy cores, it falls to a few tokens a second."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // 2)
 
 
 def make_server(args: argparse.Namespace) -> Endpoint | None:
-    """Return the server endpoint that the options name; None if there is none.
+    """Return the server endpoint that the options name, if any.
 
     Raises:
-        ConfigError: the key's variable is not set, or there is neither a device nor a server.
+        ConfigError: the key's variable isn't set, or there is neither a device nor a server.
     """
     if args.server is None:
         if args.no_device:

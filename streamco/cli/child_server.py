@@ -1,4 +1,4 @@
-"""``streamco serve`` as a child that ends with its parent; ``streamco.testing.running_server`` starts it."""
+"""``streamco serve`` as a child process that ends with its parent; ``streamco.testing.running_server`` starts it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamco.cli.main import main
 
 
 def serve(options: Sequence[str]) -> int:
-    """Serve until asked to stop, or until the parent has ended: stdin is a pipe that only the parent holds open."""
+    """Serve until asked to stop or until the parent has ended, because stdin is a pipe that only the parent holds open."""
     threading.Thread(target=_stop_with_parent, name="streamco-parent", daemon=True).start()
     return main(["serve", *options])
 

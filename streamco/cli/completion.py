@@ -1,4 +1,4 @@
-"""``streamco completion``: a script for bash, zsh, fish or tcsh that completes commands, options, choices and file names."""
+"""``streamco completion``: prints a script for bash, zsh, fish or tcsh that completes commands, options, choices and file names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Prints a script that completes streamco's commands, options, choices and file na
   fish   streamco completion fish > ~/.config/fish/completions/streamco.fish
   tcsh   streamco completion tcsh > ~/.streamco.tcsh; source it in ~/.tcshrc
 """
-PATHS = {"FILE", "FOLDER", "PATH"}  # metavars of options and arguments that take a file's name
+PATHS = {"FILE", "FOLDER", "PATH"}  # metavars of options and arguments that take a file name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the script; the exit code is 0.
 
     Raises:
-        ConfigError: the library that writes such scripts is not installed.
+        ConfigError: shtab, which writes such scripts, isn't installed.
     """
     print_plain(completion_script(args.shell))
     return 0
@@ -48,7 +48,7 @@ def completion_script(shell: str) -> str:
     for command in commands.values():
         for action in command._actions:
             if action.metavar in PATHS:
-                setattr(action, "complete", shtab.FILE)  # noqa: B010 - shtab's own interface: an attribute that argparse doesn't know
+                setattr(action, "complete", shtab.FILE)  # noqa: B010 - shtab's interface is an attribute that argparse doesn't know
     try:
         script: str = shtab.complete(parser, shell=shell)
     except NotImplementedError as exc:

@@ -1,7 +1,7 @@
 """``streamco demo``: both sides on one machine, with no key and no download.
 
-The server is ``streamco serve`` in a process of its own, with the packaged model and the measured latency of a real service. The device
-runs the same model, unless another one is named. Each has one thread, because they share two cores, as two machines would not.
+The server is ``streamco serve`` in a separate process, with the packaged model and the measured latency of a real service. The device
+runs the same model, unless you choose another. Each has one thread, because unlike two machines they share the cores, often only two.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ can go on asking. With --page you ask in a browser.
 """
 LATENCY = "openai-gpt-3.5-turbo-0125"
 PRICES = TokenPrices(prompt=0.5e-6, completion=1.5e-6)  # OpenAI's list price of that model, US dollars per token
-STEP_TIMES = "llama2-70b-a100x2"  # step times that the server keeps to if it verifies
-PROMPT_LENGTHS = (35, 35, 35, 35, 35, 40, 40, 95)  # tokens, equally likely: what the plan expects before the first prompt
+STEP_TIMES = "llama2-70b-a100x2"  # step times that are imposed on the server if it verifies
+PROMPT_LENGTHS = (35, 35, 35, 35, 35, 40, 40, 95)  # tokens, equally likely; what the plan expects before the first prompt
 
 
 DRAFTED = ("What is photosynthesis? Two sentences.", "Give me three tips for better sleep.")  # prompts of --mode speculate
@@ -100,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo; the exit code is 0, or 1 if an endpoint failed, 130 after Ctrl-C.
+    """Run the demo. The exit code is 0, or 1 if an endpoint failed, or 130 after Ctrl-C.
 
     Raises:
         StreamcoError: the demo can't start.
@@ -189,8 +189,8 @@ def _models(args: argparse.Namespace) -> Models:
     """Return the models that the options name.
 
     Raises:
-        ConfigError: one of the files isn't there.
-        EngineError: the packaged model is needed and isn't there.
+        ConfigError: a file doesn't exist.
+        EngineError: the packaged model is needed and isn't installed.
     """
     from streamco.engines.llamacpp.bundled_model import packaged_model
 
@@ -203,7 +203,7 @@ def _timed_like(args: argparse.Namespace) -> str:
 
 
 def _stage(args: argparse.Namespace) -> Stage:
-    """Return what the scenes need."""
+    """Return the stage for the scenes."""
     from streamco.cli.demo_story import Stage
 
     models = _models(args)
@@ -250,7 +250,7 @@ def _device(args: argparse.Namespace, models: Models) -> DeviceEndpoint:
 
 @asynccontextmanager
 async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
-    """Yield a client over both endpoints; everything it needs is started before and stopped at the end."""
+    """Yield a client for both endpoints. Everything that it needs is started before, and stopped at the end."""
     async with AsyncExitStack() as stack:
         async with waiting("starting the server"):
             url = await stack.enter_async_context(running_server(*_server_options(args, _models(args))))
@@ -259,7 +259,7 @@ async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
 
 @asynccontextmanager
 async def _client_of(args: argparse.Namespace, url: str) -> AsyncIterator[Client]:
-    """Yield a client over the device and the server at this URL."""
+    """Yield a client for the device and the server at this URL."""
     models = _models(args)
     client = Client(
         _device(args, models),
@@ -276,13 +276,13 @@ async def _client_of(args: argparse.Namespace, url: str) -> AsyncIterator[Client
 
 
 def _mode(args: argparse.Namespace) -> Mode:
-    # the loser of a race runs to its first token, so that both times can be shown; and drafting is shown even on a busy machine
+    # the loser of a race runs to its first token, so that both times can be shown; drafting is shown even on a busy machine
     race = Race(policy=args.policy, migration=migration_of(args), explore=1.0, quality=quality_of(args))
     return Speculate(is_adaptive=False, otherwise=race) if args.mode == "speculate" else race
 
 
 def _prior(latency: str) -> bytes:
-    """Return the profile that a client would have learned: the server's times to first token, and lengths of prompts."""
+    """Return the profile that a client would have learned: the server's times to first token, and prompt lengths."""
     from streamco.emulation.profiles import load_latency
     from streamco.profiles import LengthDistribution, Profile, TTFTDistribution
 
@@ -291,7 +291,7 @@ def _prior(latency: str) -> bytes:
 
 
 async def _play_drafts(client: Client, args: argparse.Namespace, view: View) -> int:
-    """Answer prompts by drafts of the device, show what became of them, and return the exit code."""
+    """Answer prompts with drafts of the device, show what became of the drafts, and return the exit code."""
     settings = replace(settings_of(args), max_tokens=args.max_tokens or 60, temperature=args.temperature or 0.0)
     system = [{"role": "system", "content": args.system}] if args.system else []
     server = client.with_options(mode=Race(policy="server-only"))

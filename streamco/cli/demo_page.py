@@ -1,4 +1,4 @@
-"""``streamco demo --page``: both sides and the proxy's page, with prompts to click and a button that kills the server."""
+"""``streamco demo --page``: both sides with the proxy's page, which has prompts to click and a button that kills the server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from streamco.testing.server_process import ServerProcess
 __all__ = ["LATENCY", "PROMPTS", "KillableServer", "add_page_arguments", "can_open_browser", "check_page_arguments", "serve_page"]
 
 LATENCY = "bedrock-llama-2-70b-chat"  # 22 tokens/s, so that there is time to kill the server before it has sent everything
-PACE = 20.0  # tokens/s: little less than the server's speed, so that the reader sees soon that the server is gone
+PACE = 20.0  # tokens/s, slightly less than the server's speed, so that the reader soon sees that the server is gone
 PROMPTS = (PROMPT, BUDGETED[0], BUDGETED[-1])
 
 
@@ -34,7 +34,7 @@ class KillableServer:
     """A server's process that can be killed, and is then started again at the same address. Use it with ``async with``.
 
     Args:
-        start: starts the process with this port; 0: any free one.
+        start: starts the process with this port, where 0 means any free one.
 
     Attributes:
         url: the server's base URL.
@@ -59,10 +59,10 @@ class KillableServer:
         await self._life.aclose()
 
     async def kill(self) -> None:
-        """Kill the process at once, and return when another one listens. While one is being started, only wait for it.
+        """Kill the process at once, and return when another one is listening. If one is being started, only wait for it.
 
         Raises:
-            EndpointConnectError: none could be started; another call tries again.
+            EndpointConnectError: none could be started; the next call tries again.
         """
         if self._starting is None or self._starting.done():
             self._server.kill()
@@ -82,10 +82,10 @@ def add_page_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_page_arguments(args: argparse.Namespace) -> None:
-    """Check that no option is given that has no effect: on a page, where each prompt is typed into a browser, or without one.
+    """Refuse options that have no effect on a page, where each prompt is typed into a browser, or without one.
 
     Raises:
-        ConfigError: one is given.
+        ConfigError: such an option is given.
     """
     if args.page:
         for name in ("split", "prompt", "json", "system", "max_tokens", "temperature"):
@@ -105,7 +105,7 @@ async def serve_page(args: argparse.Namespace, client: Client, server: KillableS
     usual = PACE if args.mode == "race" else None
     paced = client.with_options(pace=usual if args.pace is USUAL_PACE else args.pace)
     prompts: dict[str, Client | None] = dict.fromkeys(PROMPTS)
-    if args.mode == "race" and args.policy == "auto":  # the server begins the answer to the first one, so that there is a sentence to break
+    if args.mode == "race" and args.policy == "auto":  # the server begins the first prompt's answer, so that there is a sentence to break
         prompts[PROMPT] = paced.with_options(mode=replace(client.race, policy="server-first"))
     options = ProxyOptions(page=True, port=args.port or 0)
     opens = not args.no_open and can_open_browser()
@@ -120,7 +120,7 @@ async def serve_page(args: argparse.Namespace, client: Client, server: KillableS
 
 
 def can_open_browser() -> bool:
-    """Return True if somebody is there to see a browser: a terminal, and a display of this machine."""
+    """Return True if somebody can see a browser window, because there are a terminal and a display on this machine."""
     if os.environ.get("CI") or not sys.stdout.isatty():
         return False
     if sys.platform in {"darwin", "win32"}:
@@ -129,14 +129,14 @@ def can_open_browser() -> bool:
 
 
 async def _open_browser(address: str) -> None:
-    """Open the page in the user's browser, unless that is a program that would take this terminal for itself."""
+    """Open the page in the user's browser, unless that is a program that would take over this terminal."""
     await asyncio.to_thread(_open_window, address)
 
 
 def _open_window(address: str) -> None:
     try:
         browser = webbrowser.get()
-    except webbrowser.Error:  # there is none
+    except webbrowser.Error:  # there is no browser
         return
-    if type(browser) is not webbrowser.GenericBrowser:  # w3m and lynx are such; what opens a window is a subclass
+    if type(browser) is not webbrowser.GenericBrowser:  # like w3m and lynx; browsers that open a window are subclasses
         browser.open(address)

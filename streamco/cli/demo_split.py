@@ -1,7 +1,8 @@
-"""``streamco demo --split``: the packaged model in three parts, its ends in this process and its middle in a server's (docs/split.md).
+"""``streamco demo --split``: the packaged model in three parts, its ends in this process and its middle in a server (docs/split.md).
 
-On one machine a trip takes no time, so neither trips nor drafts would show. Therefore the server is asked over an emulated link and takes
-a large model's times, unless ``--rtt-ms 0`` is given. Each prompt is answered without drafts, with drafts, and by the whole model.
+On one machine a round trip takes no time, so neither trips nor drafts would make a difference. Therefore the server is reached over an
+emulated link and takes as long as a large model, unless ``--rtt-ms 0`` is given. Each prompt is answered without drafts, with drafts, and
+by the whole model.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ __all__ = ["check_split_arguments", "comparison", "emulation_text", "run_split_d
 PROMPTS = ("What is photosynthesis?", "Write a short poem about the sea.")
 MAX_TOKENS = 40
 RTT_MS = 30.0
-UP_MBPS, DOWN_MBPS = 60.0, 100.0  # the link of HAT's experiments: 7.5 MB/s up and 12.5 down
+UP_MBPS, DOWN_MBPS = 60.0, 100.0  # the link in HAT's experiments: 7.5 MB/s up and 12.5 down
 BATCH_S, ROW_S = 0.018, 0.00013  # measured for the middle of Vicuna-7B on one A6000
 SEED = 0
 ONE_THREAD = EngineOptions(threads=1)
 
 
 class _Sides(Struct, frozen=True):
-    """The three ways to an answer. ``plain`` drafts nothing, ``whole`` is the model in one piece on this machine."""
+    """The three ways to make an answer. ``plain`` doesn't draft; ``whole`` is the undivided model on this machine."""
 
     plain: Client
     drafting: Client
@@ -52,10 +53,10 @@ class _Sides(Struct, frozen=True):
 
 
 def check_split_arguments(args: argparse.Namespace, *, latency: str) -> None:
-    """Check that no option is given that has no effect on a split model; ``latency`` is the usual value of that option.
+    """Refuse options that have no effect on a split model. ``latency`` is the default of that option.
 
     Raises:
-        ConfigError: one is given.
+        ConfigError: such an option is given.
     """
     for name, usual in (
         ("mode", "race"),
@@ -72,7 +73,7 @@ def check_split_arguments(args: argparse.Namespace, *, latency: str) -> None:
 
 
 async def run_split_demo(args: argparse.Namespace, view: View) -> int:
-    """Show what leaves the device and what drafts bring, and return the exit code."""
+    """Show what leaves the device and what drafts gain, and return the exit code."""
     rtt_ms = RTT_MS if args.rtt_ms is None else args.rtt_ms
     async with AsyncExitStack() as stack:
         parts, url = await stack.enter_async_context(_server(rtt_ms))
@@ -102,7 +103,7 @@ def _introduce(args: argparse.Namespace, view: View, rtt_ms: float) -> None:
 
 
 def emulation_text(rtt_ms: float) -> str:
-    """Return in a sentence or two what is emulated; ``rtt_ms`` 0: nothing."""
+    """Return a sentence or two about what is emulated (nothing if ``rtt_ms`` is 0)."""
     if not rtt_ms:
         return "Nothing is emulated. A trip to a server on the same machine takes no time, so drafts seldom pay."
     link = f"a round trip of {rtt_ms:g} ms, {UP_MBPS / 8:g} MB/s up and {DOWN_MBPS / 8:g} MB/s down"
@@ -111,7 +112,7 @@ def emulation_text(rtt_ms: float) -> str:
 
 @asynccontextmanager
 async def _server(rtt_ms: float) -> AsyncIterator[tuple[Path, str]]:
-    """Cut the model and start a server with its middle; yield the beginning of the device's files, and the URL to ask."""
+    """Split the model, start a server with its middle, and yield the common path prefix of the device's files and the server's URL."""
     from streamco.engines.llamacpp.bundled_model import packaged_model
     from streamco.engines.llamacpp.model_parts import split_model
 
@@ -131,7 +132,7 @@ async def _server(rtt_ms: float) -> AsyncIterator[tuple[Path, str]]:
 
 
 def _split_client(parts: Path, url: str, *, drafts: bool = True) -> Client:
-    """Return a client that sends a prompt in one piece, in 32 bits, so that its rows are computed as the whole model computes them."""
+    """Return a client that sends a prompt in one piece and in 32 bits, so that its rows are computed as in the whole model."""
     endpoint = SplitEndpoint(parts, url, options=ONE_THREAD, states="f32", drafts="auto" if drafts else None, chunking="whole")
     return Client(mode=Split(endpoint))
 
@@ -144,7 +145,7 @@ def _whole_client() -> Client:
 
 async def _play(sides: _Sides, args: argparse.Namespace, view: View) -> int:
     """Answer the built-in prompts in three ways, compare them, and return the exit code."""
-    seed = SEED if args.seed is None else args.seed  # the same for all, so that a sampled text is the same, too
+    seed = SEED if args.seed is None else args.seed  # the same for all, so that sampled texts are the same, too
     settings = AnswerSettings(pace=args.pace, max_tokens=args.max_tokens or MAX_TOKENS, temperature=args.temperature or 0.0, seed=seed)
     system = [{"role": "system", "content": args.system}] if args.system else []
     for number, prompt in enumerate(PROMPTS, 1):
@@ -164,7 +165,7 @@ async def _play(sides: _Sides, args: argparse.Namespace, view: View) -> int:
 
 
 async def _answer_of(client: Client, messages: Sequence[Mapping[str, str]], settings: AnswerSettings) -> ShownAnswer:
-    """Return an answer that isn't shown, at full speed."""
+    """Return an answer at full speed, without showing it."""
     stream = client.stream(messages, max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed)
     async with stream:
         text = "".join([token.text async for token in stream])
@@ -172,7 +173,7 @@ async def _answer_of(client: Client, messages: Sequence[Mapping[str, str]], sett
 
 
 def comparison(answers: Mapping[str, ShownAnswer]) -> Section:
-    """Return a table with a column for each answer; texts are compared with the first one's."""
+    """Return a table with a column for each answer. Texts are compared with the first answer's."""
     reports = [answer.report for answer in answers.values() if answer.report is not None]
     first = next(iter(answers.values())).text
     rows: list[tuple[str, ...]] = [
@@ -188,7 +189,7 @@ def comparison(answers: Mapping[str, ShownAnswer]) -> Section:
 
 
 def _between_tokens(report: Report) -> float | None:
-    """Return the average seconds between tokens; drafted ones come together, so their median would be 0."""
+    """Return the average seconds between tokens. Drafted tokens come together, so the median would be 0."""
     return 1 / report.tokens_per_second if report.tokens_per_second else None
 
 
@@ -214,7 +215,7 @@ def _sameness(text: str, first: str, number: int) -> str:
 
 
 def verdict_text(answers: Mapping[str, ShownAnswer], *, is_paced: bool = False) -> str:
-    """Return in sentences what the times say, of answers without drafts, with drafts and by the whole model; "" without times."""
+    """Return sentences that compare the times of answers without drafts, with drafts and by the whole model, or "" without times."""
     if is_paced:
         return "Answers shown at a pace have the pace's time between tokens. Without --pace their own times are compared."
     reports = [answer.report for answer in answers.values()]

@@ -1,7 +1,7 @@
-"""What ``streamco demo`` shows: the first word sooner, a server that dies in mid-sentence, and a bill that keeps to its budget.
+"""The scenes of ``streamco demo``: an earlier first word, a server that dies in mid-sentence, and costs that stay within a budget.
 
-The first two prompts go to the same server twice: to a client without streamco, which is the ``openai`` package where it is installed, and
-to streamco. In the second scene the server's process is killed. With two models, further scenes show the quality gate and drafts.
+The first two prompts go to the same server twice: from a client without streamco, which is the ``openai`` package if it is installed, and
+from streamco. In the second scene the server's process is killed. With two models, more scenes show the quality gate and drafts.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ Answering = Callable[[str, int], AsyncGenerator[str]]
 
 
 class Stage(Struct):
-    """What the scenes need.
+    """The things that the scenes need.
 
     Args:
         start_server: starts the server's process.
-        connect: returns a client of streamco with the server of this URL, this mode and this budget.
-        draft: returns a server's URL that verifies drafts, and a client whose device drafts; None: no such scene.
-        is_pair: the device's model is another one than the server's.
+        connect: returns a streamco client for the server at this URL, with this mode and this budget.
+        draft: returns the URL of a server that verifies drafts, and a client whose device drafts.
+        is_pair: True if the device's model isn't the server's.
         model: name of the server's model.
-        prices: what the server's tokens cost.
+        prices: prices of the server's tokens.
         settings: settings of the answers.
     """
 
@@ -83,14 +83,14 @@ class _Other(Struct):
     """A client that isn't streamco."""
 
     name: str
-    answer: Callable[[str, str], Answering]  # of a server's URL and a model
+    answer: Callable[[str, str], Answering]  # from a server's URL and a model
 
 
 async def play_story(stage: Stage, view: View) -> int:
-    """Show the scenes and their sum, and return the exit code.
+    """Show the scenes and a summary, and return the exit code.
 
     Raises:
-        StreamcoError: an endpoint failed other than by being killed.
+        StreamcoError: an endpoint failed for another reason than being killed.
     """
     story = _Story(stage, view)
     async with _started(stage.start_server(), "starting the server") as server:
@@ -107,10 +107,10 @@ async def play_story(stage: Stage, view: View) -> int:
 
 
 class _Story:
-    """The scenes, and a line of the sum for each.
+    """The scenes, and a line of the summary for each.
 
     Args:
-        stage: what they need.
+        stage: the things that they need.
         view: shows them.
     """
 
@@ -122,7 +122,7 @@ class _Story:
         self._lines: dict[str, str] = {}
 
     async def show_first_word(self, server: ServerProcess) -> None:
-        """Show the first words of the server alone and of a race."""
+        """Show the first words from the server alone and from a race."""
         self._view.heading("1. The same prompt, to the server alone and to both: the first word comes sooner")
         async with self._stage.connect(server.url, Race(policy="both"), 1.0) as client:
             left, right = await self._side_by_side(PROMPT, self._alone(server.url), client)
@@ -130,7 +130,7 @@ class _Story:
             self._lines["first word"] = f"{right.first:.2f} s with streamco, {left.first:.2f} s from the server alone"
 
     async def show_failure(self, server: ServerProcess) -> None:
-        """Show what becomes of an answer whose server is killed."""
+        """Show what happens to an answer whose server is killed."""
         self._view.heading("2. The server is killed in mid-sentence: the device goes on")
         async with self._stage.connect(server.url, Race(policy="server-first"), 1.0) as client:
             left, right = await self._side_by_side(PROMPT, _killing(self._alone(server.url), server), client)
@@ -145,7 +145,7 @@ class _Story:
         self._lines["stutters"] = str(self._stalls)
 
     async def show_budget(self, server: ServerProcess) -> None:
-        """Show short answers within a budget, a line for each."""
+        """Show short answers within a budget, one line each."""
         self._view.heading(f"3. A budget: the server may read {BUDGET:.0%} of all prompt tokens, so it is asked where it helps most")
         spent = alone = 0.0
         async with self._stage.connect(server.url, Race(), BUDGET) as client:
@@ -180,7 +180,7 @@ class _Story:
             self._lines["drafts"] = f"whole answer after {right.ended:.1f} s, {left.ended:.1f} s from the server alone"
 
     def sum_up(self) -> None:
-        """Show the sum of the scenes."""
+        """Show the summary of the scenes."""
         self._view.heading("What you saw")
         width = max(map(len, self._lines))
         self._view.note("\n".join(f"  {name:<{width}}  {line}" for name, line in self._lines.items()))
@@ -189,7 +189,7 @@ class _Story:
         return self._other.answer(url, self._stage.model)
 
     async def _side_by_side(self, prompt: str, alone: Answering, client: Client) -> tuple[Column, Column]:
-        """Answer a prompt by both clients at the same time, and return what each has shown."""
+        """Answer a prompt with both clients at the same time, and return what each has shown."""
         self._view.note(f"> {prompt}")
         left, right = columns = (Column(f"{self._other.name} alone"), Column("streamco"))
         async with show_columns(self._view, columns) as since:
@@ -229,13 +229,13 @@ async def _fill_alone(column: Column, alone: Answering, prompt: str, since: Call
         async with aclosing(alone(prompt, MAX_TOKENS)) as texts:
             async for text in texts:
                 column.feed("server", text, since())
-    except Exception as error:  # noqa: BLE001  # a foreign client's own error is what is shown
+    except Exception as error:  # noqa: BLE001  # the other client's error is shown as it is
         column.failure = f"{type(error).__name__}: {error}"
     column.ended = since()
 
 
 def _killing(answer: Answering, server: ServerProcess) -> Answering:
-    """Return the same answer; the server is killed when it has begun."""
+    """Return the same answering function, which kills the server when the answer has begun."""
 
     async def answer_and_kill(prompt: str, tokens: int) -> AsyncGenerator[str]:
         count = 0
@@ -263,7 +263,7 @@ def _first(report: Report) -> str:
 
 
 def _server_alone(report: Report, prices: TokenPrices) -> float:
-    """Return the cost of the same answer from the server alone, US dollars."""
+    """Return the cost of the same answer from the server alone, in US dollars."""
     return report.dispatch.prompt_tokens * (prices.prompt or 0.0) + report.tokens * (prices.completion or 0.0)
 
 

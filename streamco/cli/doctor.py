@@ -1,4 +1,4 @@
-"""``streamco doctor``: which parts run here, how fast the device's model is, and what would make it faster."""
+"""``streamco doctor``: tells which parts run here, how fast the device's model is, and what would make it faster."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Which parts of streamco run on this machine: the compiled ones, llama.cpp, the p
 reads and writes. Nothing is sent or downloaded.
 """
 PROMPT_TOKENS, WRITTEN_TOKENS = 128, 48
-FASTER = ("avx512f", "avx_vnni", "amx_int8")  # instructions that a llama.cpp compiled here may use
-# Modules of optional packages, and what they are for.
+FASTER = ("avx512f", "avx_vnni", "amx_int8")  # instructions that a llama.cpp compiled on this machine may use
+# Modules of optional packages, and their uses.
 OPTIONAL = {
     "rich": ("cli", "the chat"),
     "gguf": ("split", "models in parts"),
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Print what was found; the exit code is 0, or 1 if no model can run here.
 
     Raises:
-        ConfigError: the file of the model is missing.
+        ConfigError: the model file is missing.
     """
     from streamco import __version__
     from streamco.engines.native_notice import native_state
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tell_llama(args: argparse.Namespace) -> bool:
-    """Say which llama.cpp runs, and how fast; return whether one does."""
+    """Say which llama.cpp runs here, and how fast, and return True if one does."""
     from streamco.engines.llamacpp.binding import Binding
     from streamco.engines.llamacpp.library import load_library
 
@@ -102,7 +102,7 @@ def _cores() -> int:
 
 
 def _instructions(library: Any) -> str:
-    """Return what llama.cpp says of itself, as "AVX2, FMA"."""
+    """Return the instructions that llama.cpp reports, such as "AVX2, FMA"."""
     text = (library.llama_print_system_info() or b"").decode(errors="replace")
     return ", ".join(part.partition("=")[0].strip() for part in text.partition(":")[2].split("|") if part.strip().endswith("1"))
 
@@ -112,16 +112,16 @@ def _processor_flags() -> set[str]:
 
     try:
         lines = CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return set()
     return set(next((line for line in lines if line.startswith("flags")), "").split())
 
 
 def _speed(path: Path, threads: int) -> str:
-    """Return in words how fast a model reads a prompt and writes.
+    """Return as text how fast a model reads a prompt and writes.
 
     Raises:
-        EngineError: it can't be loaded or decoded.
+        EngineError: it can't be loaded, or a batch can't be decoded.
     """
     from streamco.engines.llamacpp.model import LlamaModel
 
@@ -138,7 +138,7 @@ def _speed(path: Path, threads: int) -> str:
 
 
 def measure_rates(model: LlamaModel, threads: int) -> tuple[float, float]:
-    """Return tokens/s of a prompt in one batch, and of tokens one after another."""
+    """Return the tokens/s of a prompt in one batch, and of tokens one after another."""
     from streamco.engines.llamacpp.context import LlamaContext
 
     context = LlamaContext(model, cells=512, sequences=1, rows=PROMPT_TOKENS, threads=threads)

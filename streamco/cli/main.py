@@ -1,4 +1,4 @@
-"""The ``streamco`` command: finds the sub-command and imports only that one."""
+"""The ``streamco`` command, which finds the sub-command and imports only that one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells count it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line; the exit code is 0, or 1 (an endpoint failed), 2 (usage), 130 (Ctrl-C)."""
+    """Run a command line, and return the exit code: 0, 1 (an endpoint failed), 2 (usage) or 130 (Ctrl-C)."""
     with _optional_stderr():
         return _main(list(sys.argv[1:] if argv is None else argv))
 
@@ -47,7 +47,7 @@ def _main(words: Sequence[str]) -> int:
         return _run(args)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # `streamco ... | head`: the reader has stopped, which is no error
+    except BrokenPipeError:  # `streamco ... | head`: the reader has stopped, which isn't an error
         sys.stderr.close()
         return 0
     except StreamcoError as error:
@@ -58,7 +58,7 @@ def _main(words: Sequence[str]) -> int:
 
 
 class _Version(argparse.Action):
-    """Prints the version; what it says is found out only if it is asked for."""
+    """Prints the version, which is looked up only when it is needed."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from streamco.engines.native_notice import native_state
@@ -68,14 +68,14 @@ class _Version(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says in a line what is wrong, and in another where the options are listed; what was misspelt gets a suggestion."""
+    """Says in one line what is wrong, and in another where the options are listed. Misspelt words get a suggestion."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the message, and leave with exit status 2."""
+        """Print the message, and exit with status 2."""
         print_plain(f"{self.prog}: {message}\n{self.prog} --help lists what there is", sys.stderr)
         self.exit(2)
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:  # argparse has no public place for this
+    def _check_value(self, action: argparse.Action, value: Any) -> None:  # argparse has no public hook for this
         if action.choices is None or value in action.choices:
             return
         choices = [str(choice) for choice in action.choices]
@@ -86,13 +86,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _suggestion(typed: str, known: Collection[str]) -> str:
-    """Return the question whether a known word was meant, with what goes before it; "" if none is near."""
+    """Return ": did you mean WORD?" with the closest known word, or "" if none is close."""
     near = difflib.get_close_matches(typed, known, n=1)
     return f": did you mean {near[0]}?" if near else ""
 
 
 def _unknown_text(unknown: Sequence[str], parser: argparse.ArgumentParser) -> str:
-    """Return what is wrong with words that no parser took."""
+    """Explain what is wrong with words that no parser accepted."""
     options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
     if not options:
         return f"expected nothing more, got {' '.join(map(repr, unknown))} (a text of several words needs quotation marks)"
@@ -102,17 +102,17 @@ def _unknown_text(unknown: Sequence[str], parser: argparse.ArgumentParser) -> st
 
 
 def _options_of(parser: argparse.ArgumentParser) -> list[str]:
-    """Return the options that the help of a parser lists, and those of its actions."""
+    """Return the options that a parser's help lists, including the options of its actions."""
     found: list[str] = []
     for action in parser._actions:
         found += action.option_strings if action.help != argparse.SUPPRESS else []
-        if isinstance(action.choices, Mapping):  # of actions such as `models get`
+        if isinstance(action.choices, Mapping):  # actions such as `models get`
             found += [option for each in action.choices.values() for option in _options_of(each)]
     return found
 
 
 def _command_in(words: Sequence[str]) -> str:
-    """Return the sub-command's name, or "" if there is none; only its module has to be imported to know the options."""
+    """Return the sub-command's name, or "" if there is none. Only its module has to be imported to know the options."""
     return next((word for word in words if word in COMMANDS), "")
 
 
@@ -127,9 +127,9 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def build_parser(with_options: Collection[str]) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """Return the parser of the whole command, and those of the sub-commands by name.
+    """Return the parser of the whole command, and the sub-commands' parsers by name.
 
-    Only the sub-commands in ``with_options`` know their options, because each of these has to be imported.
+    Only the sub-commands in ``with_options`` know their options, because those have to be imported.
     """
     parser = _Parser(
         prog="streamco",
@@ -166,23 +166,23 @@ def _run(args: argparse.Namespace) -> int:
 
 
 class _Optional:
-    """A text file that loses what can't be written: a log may be on a full disk, or its reader may have left.
+    """A text file that ignores failed writes: a log may be on a full disk, or its reader may be gone.
 
     Args:
-        file: the file. All else that is asked of this one goes to it.
+        file: the file, which all other attributes come from.
     """
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
 
     def write(self, text: str) -> int:
-        """Write text if possible; return its length."""
+        """Write text if possible, and return its length."""
         with suppress(OSError):
             self._file.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Write what is buffered, if possible."""
+        """Write buffered text if possible."""
         with suppress(OSError):
             self._file.flush()
 
@@ -192,7 +192,7 @@ class _Optional:
 
 @contextmanager
 def _optional_stderr() -> Iterator[None]:
-    """Go on inside the block if stderr can't be written, or is closed: it has advice, progress and errors, and no result depends on it."""
+    """Keep running inside the block if stderr is closed or can't be written: no result depends on its advice, progress and errors."""
     former: TextIO | None = sys.stderr
     with Path(os.devnull).open("w") as nowhere:
         sys.stderr = cast(TextIO, _Optional(nowhere if former is None else former))

@@ -1,4 +1,4 @@
-"""The two models of a running chat: what they are, and how one is changed while the other stays loaded."""
+"""The two models of a running chat: which they are, and how one is changed while the other stays loaded."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ OFF = "off"
 
 
 class ChatParts(Protocol):
-    """What makes the parts of a chat from its options."""
+    """Makes the parts of a chat from its options."""
 
     def check(self, args: argparse.Namespace) -> None:
         """Refuse options that contradict each other, with ``ConfigError``."""
         ...
 
     def device(self, args: argparse.Namespace) -> Endpoint | None:
-        """Return the device; None: there is none."""
+        """Return the device, if there is one."""
         ...
 
     def server(self, args: argparse.Namespace) -> Endpoint | None:
-        """Return the server; None: there is none."""
+        """Return the server, if there is one."""
         ...
 
     def client(self, args: argparse.Namespace, device: Endpoint | None, server: Endpoint | None) -> Client:
-        """Return a client of both. With ``args.begins_anew`` it knows nothing of earlier answers."""
+        """Return a client for both. With ``args.begins_anew`` it knows nothing of earlier answers."""
         ...
 
     def waiting(self, args: argparse.Namespace) -> AbstractAsyncContextManager[None]:
@@ -51,13 +51,13 @@ class ModelSwitch:
     """The models of a chat.
 
     Args:
-        parts: what makes them.
+        parts: makes them.
         args: the options of the chat.
-        device: the device; None: there is none.
-        server: the server; None: there is none.
-        client: the client of both.
-        kinds: endpoint name to ``device`` or ``server``; changed with them.
-        on_change: called with a client that is closed next.
+        device: the device, if any.
+        server: the server, if any.
+        client: the client for both.
+        kinds: ``device`` or ``server`` by endpoint name; updated when a model is changed.
+        on_change: called with the former client before it is closed.
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class ModelSwitch:
 
     @property
     def client(self) -> Client:
-        """The client that has them now."""
+        """The present client."""
         return self._client
 
     @property
     def models(self) -> ChatModels | None:
-        """The models, as options name them; None: those of a split model."""
+        """The models as the options name them, or None for a split model."""
         return models_of(self._args, has_device=self._device is not None)
 
     @property
@@ -122,7 +122,7 @@ class ModelSwitch:
         return await self._switch(args, device, self._server)
 
     async def change_server(self, words: Sequence[str], settings: Mapping[str, object]) -> Client:
-        """Take another server; see ``Sides``."""
+        """Switch to another server; see ``Sides``."""
         if not 1 <= len(words) <= 3 or "://" in words[0]:
             got = f"{len(words)} words" if len(words) > 3 else "a URL in the model's place"
             raise ConfigError(f"/server: expected MODEL, MODEL URL or MODEL URL KEY_VARIABLE, got {got}")
@@ -132,13 +132,13 @@ class ModelSwitch:
             args.server = args.base_url = args.api_key_env = None
         else:
             args.server = model
-            if len(words) > 1:  # the key of one server is nothing for another
+            if len(words) > 1:  # don't send one server's key to another
                 args.base_url, args.api_key_env = words[1], words[2] if len(words) > 2 else None
         self._check(args, has_device=self._device is not None, has_server=model != OFF)
         return await self._switch(args, self._device, self._parts.server(args))
 
     def _with(self, settings: Mapping[str, object], **changed: object) -> argparse.Namespace:
-        """Return the chat's options with changes. What was learned of the former models holds for no others."""
+        """Return the chat's options with changes. Nothing learned about the former models is kept for the new ones."""
         if self.models is None:
             raise ConfigError("expected a chat with a device and a server, got a split model")
         args = copy(self._args)
@@ -171,17 +171,17 @@ class ModelSwitch:
             self._kinds.pop(name, None)
         self._kinds.update({side.name: side.kind for side in sides})
         self._args, self._device, self._server, self._client = args, device, server, client
-        with suppress(StreamcoError):  # how the former one ends changes nothing
+        with suppress(StreamcoError):  # a failure to close the former client doesn't matter
             await former.aclose(keep=kept)
         return client
 
 
 def models_of(args: argparse.Namespace, *, has_device: bool) -> ChatModels | None:
-    """Return the models that a chat's options name; None: a split model.
+    """Return the models that a chat's options name, or None for a split model.
 
     Args:
         args: the options.
-        has_device: False: there is none, although none was named.
+        has_device: False if there is no device, not even the packaged model.
     """
     if args.split:
         return None
@@ -190,12 +190,12 @@ def models_of(args: argparse.Namespace, *, has_device: bool) -> ChatModels | Non
 
 
 def _lasting(device: str) -> str:
-    """Return the name of a device model that means the same from another folder."""
+    """Return a name for the device model that stays valid in other folders."""
     return device if is_url(device) or is_hub_name(device) else str(Path(device).expanduser().absolute())
 
 
 def adopt_models(args: argparse.Namespace, conversation: Conversation) -> None:
-    """Let a conversation go on with its models, as far as the options name no others: each side by itself."""
+    """Continue a conversation with its own models, for each side whose model the options don't set."""
     models = conversation.models
     if models is None or args.split or args.mode == "split":
         return
@@ -209,7 +209,7 @@ def adopt_models(args: argparse.Namespace, conversation: Conversation) -> None:
 
 
 def _is_there(device: str | None) -> bool:
-    """Return True if a conversation's device model can be used, as far as that is known without loading it."""
+    """Return True if a conversation's device model can be used, as far as this is known without loading it."""
     if device is None or device == PACKAGED or is_url(device):
         return True
     from streamco.endpoints.model_files import path_of

@@ -1,4 +1,4 @@
-"""``streamco models``: the GGUF files on this machine that chat can use, and those of the package index and Hugging Face's hub."""
+"""``streamco models``: lists, downloads and deletes GGUF files that chat can use, from the package index and Hugging Face's hub."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class LocalModel(Struct, frozen=True):
     """A GGUF file on this machine.
 
     Args:
-        name: what it is called in the list.
-        path: where it is.
+        name: its name in the list.
+        path: its path.
         size: bytes.
-        files: what is deleted with it; (): it can't be deleted.
+        files: the files to delete with it; empty if it can't be deleted.
     """
 
     name: str
@@ -57,10 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the action; the exit code is 0, or 1 if the answer was no.
+    """Run the action. The exit code is 0, or 1 if the user answered no.
 
     Raises:
-        StreamcoError: the model isn't there, or can't be downloaded or deleted.
+        StreamcoError: the model doesn't exist, or can't be downloaded or deleted.
     """
     if args.action == "list":
         return list_models()
@@ -70,10 +70,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def get_model(model: str, *, is_agreed: bool) -> int:
-    """Download a model if it isn't there, and print its path, its size and its SHA-256.
+    """Download a model if it isn't on this machine, and print its path, size and SHA-256.
 
     Raises:
-        ConfigError: there is no such model, or there is no terminal to ask at.
+        ConfigError: there is no such model, or no terminal to ask on.
         EndpointError: it can't be downloaded.
     """
     from streamco.endpoints import model_files
@@ -99,10 +99,10 @@ def get_model(model: str, *, is_agreed: bool) -> int:
 
 
 def get_packaged(*, is_agreed: bool) -> int:
-    """Download the packaged model if it isn't there, and print its path, its size and its SHA-256.
+    """Download the packaged model if it isn't on this machine, and print its path, size and SHA-256.
 
     Raises:
-        ConfigError: there is no terminal to ask at.
+        ConfigError: there is no terminal to ask on.
         EngineError: it can't be downloaded.
     """
     from streamco.engines.llamacpp import bundled_model
@@ -117,7 +117,7 @@ def get_packaged(*, is_agreed: bool) -> int:
 
 
 def print_file(path: Path) -> int:
-    """Print where a model is, its size and its SHA-256."""
+    """Print a model's path, size and SHA-256."""
     from streamco.endpoints.model_files import sha256_of
 
     print_plain(f"{path}\n{size_text(path.stat().st_size)}, SHA-256 {sha256_of(path)}")
@@ -137,7 +137,7 @@ def list_models() -> int:
 
 
 def local_models() -> list[LocalModel]:
-    """Return the models on this machine: the packaged one, those in streamco's cache folder, and those of the hub's cache."""
+    """Return the models on this machine: the packaged one, and the ones in streamco's cache folder and in the hub's cache."""
     from streamco.endpoints import model_files
     from streamco.engines.llamacpp.bundled_model import packaged_model
     from streamco.errors import EngineError
@@ -145,7 +145,7 @@ def local_models() -> list[LocalModel]:
     found = _own_models()
     with suppress(EngineError):
         path = packaged_model()
-        files = tuple(each.path for each in found if each.path == path)  # else it is in its package
+        files = tuple(each.path for each in found if each.path == path)  # otherwise it is in its package
         found = [LocalModel(PACKAGED, path, path.stat().st_size, files), *(each for each in found if each.path != path)]
     if model_files.has_hub():
         hub = model_files.cached_models()
@@ -154,24 +154,24 @@ def local_models() -> list[LocalModel]:
 
 
 def _own_models() -> list[LocalModel]:
-    """Return the whole models in streamco's cache folder; parts of split ones and files that are being made are no models for a chat."""
+    """Return the whole models in streamco's cache folder. Parts of split models and unfinished files can't be used in a chat."""
     from streamco.engines.llamacpp.cache_dir import cache_folder
     from streamco.engines.llamacpp.model_parts import is_gguf, is_part
 
     found = []
     with suppress(OSError):  # no folder
         for path in sorted(cache_folder("models").glob("[!.]*.gguf")):
-            with suppress(OSError):  # deleted in the meantime, or of another user
+            with suppress(OSError):  # deleted in the meantime, or another user's
                 if is_gguf(path) and not is_part(path):
                     found.append(LocalModel(path.name, path, path.stat().st_size, (path,)))
     return found
 
 
 def remove_model(model: str, *, is_agreed: bool) -> int:
-    """Delete a model that ``local_models`` has.
+    """Delete one of the ``local_models``.
 
     Raises:
-        ConfigError: there is no such model, it can't be deleted, or there is no terminal to ask at.
+        ConfigError: there is no such model, it can't be deleted, or there is no terminal to ask on.
     """
     from streamco.endpoints import model_files
 
@@ -184,7 +184,7 @@ def remove_model(model: str, *, is_agreed: bool) -> int:
 
 
 def _named(model: str) -> LocalModel:
-    """Return a model that the list shows, by its name or path.
+    """Return a model from the list, by its name or path.
 
     Raises:
         ConfigError: there is no such model, there are several, or it can't be deleted.
@@ -208,10 +208,10 @@ def _named(model: str) -> LocalModel:
 
 
 def _agrees(question: str) -> bool:
-    """Ask on the terminal.
+    """Ask the user on the terminal.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no terminal.
     """
     if not sys.stdin.isatty():
         raise ConfigError(f"{question} expected a terminal to ask, or --yes, got neither")

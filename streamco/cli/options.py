@@ -1,4 +1,4 @@
-"""The options that chat and demo share, and the endpoints they name."""
+"""The options that chat and demo share, and helpers that parse their values."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class _RefuseKey(argparse.Action):
 
 
 def add_client_key_arguments(group: argparse._ArgumentGroup, variable: str, *, action: Literal["store", "append"] = "store") -> None:
-    """Add the option for the key that clients must send; ``variable``: the environment variable that holds it by default."""
+    """Add the option for the key that clients must send. ``variable``: the environment variable that contains it by default."""
     more = "; again for each of several" if action == "append" else ""
     group.add_argument(
         "--client-key-env",
@@ -74,7 +74,7 @@ def add_client_key_arguments(group: argparse._ArgumentGroup, variable: str, *, a
 
 
 def take_prompt(args: argparse.Namespace) -> None:
-    """Take a prompt that stands alone as ``--prompt``.
+    """Treat a prompt that was given without an option as ``--prompt``.
 
     Raises:
         ConfigError: both are given.
@@ -95,7 +95,7 @@ def add_conversation_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_answer_arguments(parser: argparse.ArgumentParser, modes: Sequence[str] = MODES) -> None:
-    """Add the options for how answers are made; ``modes``: the values of ``--mode``."""
+    """Add the options for how answers are made. ``modes``: the values for ``--mode``."""
     group = parser.add_argument_group("answers")
     group.add_argument(
         "--budget",
@@ -147,7 +147,7 @@ def parse_weights(text: str) -> Weights:
     """Parse weights such as ``time=0.01,money=1``.
 
     Raises:
-        ConfigError: something else.
+        ConfigError: the text isn't weights.
     """
     from streamco.policies.ways import Weights
 
@@ -161,17 +161,17 @@ def parse_weights(text: str) -> Weights:
 
 
 def budget_of(args: argparse.Namespace) -> float:
-    """Return the budget; by default all drafts are verified, races have their usual share, and what a dollar is worth needs none."""
+    """Return the budget. By default it is 1 in mode speculate, or if weights say what a dollar is worth, and 0.3 otherwise."""
     weights = getattr(args, "weights", None)
     is_free = args.mode == "speculate" or (weights is not None and weights.money)
     return args.budget if args.budget is not None else 1.0 if is_free else 0.3
 
 
 def quality_of(args: argparse.Namespace) -> QualityGate | None:
-    """Return the quality gate of races; None: there is none.
+    """Return the quality gate of races, if any.
 
     Raises:
-        ConfigError: a score without a gate, a gate in a mode without races, or one with nothing to decide by.
+        ConfigError: a score is given without a gate, the mode has no races, or the gate has nothing to decide by.
     """
     if args.quality is None:
         if args.min_score is not None:
@@ -187,14 +187,14 @@ def quality_of(args: argparse.Namespace) -> QualityGate | None:
 
 
 def add_look_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options for looks."""
+    """Add the options for the appearance."""
     group = parser.add_argument_group("looks")
     group.add_argument("--theme", choices=("auto", "dark", "light", "mono"), default="auto", help="tints for a dark or a light background")
     group.add_argument("--no-color", action="store_true", help="no colours (so does NO_COLOR in the environment)")
 
 
 def option(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Return an argparse type from a parser that raises ``ConfigError``: the error becomes a usage error."""
+    """Make an argparse type of a parser that raises ``ConfigError``, so that the error becomes a usage error."""
 
     def convert(text: str) -> T:
         try:
@@ -209,7 +209,7 @@ def whole_number(text: str) -> int:
     """Parse a whole number above 0.
 
     Raises:
-        ConfigError: the text is not one.
+        ConfigError: the text isn't one.
     """
     if text.isascii() and text.isdigit() and int(text) > 0:
         return int(text)
@@ -220,7 +220,7 @@ def number(text: str) -> float:
     """Parse a number of 0 or more.
 
     Raises:
-        ConfigError: the text is not one.
+        ConfigError: the text isn't one.
     """
     try:
         value = float(text)
@@ -232,10 +232,10 @@ def number(text: str) -> float:
 
 
 def parse_share(text: str) -> float:
-    """Parse a share of 0 to 1, ``0.9`` or ``90%``.
+    """Parse a share from 0 to 1, such as ``0.9`` or ``90%``.
 
     Raises:
-        ConfigError: the text is not one.
+        ConfigError: the text isn't one.
     """
     word = text.strip()
     value = number(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
@@ -248,7 +248,7 @@ def prices(text: str) -> TokenPrices:
     """Parse two prices such as ``0.15/0.6``: US dollars per million tokens of prompt and of answer.
 
     Raises:
-        ConfigError: the text is not two prices.
+        ConfigError: the text isn't two prices.
     """
     prompt, _, completion = text.partition("/")
     try:
@@ -258,10 +258,10 @@ def prices(text: str) -> TokenPrices:
 
 
 def api_key_of(variable: str | None, setting: str = "--api-key-env") -> str | None:
-    """Return the key in that environment variable; None leaves it to the endpoint's own default. ``setting``: the option that names it.
+    """Return the key in an environment variable, or None to use the endpoint's default. ``setting``: the option that names the variable.
 
     Raises:
-        ConfigError: the variable isn't set, or the text is no variable's name (it is not repeated, because it may be a key).
+        ConfigError: the variable isn't set, or the text isn't a variable's name (it isn't repeated, because it may be a key).
     """
     if variable is None:
         return None
@@ -271,10 +271,10 @@ def api_key_of(variable: str | None, setting: str = "--api-key-env") -> str | No
 
 
 def model_file(path: str, name: str) -> Path:
-    """Return the path of the model that an option called ``name`` gives.
+    """Return the path of the model that was given with the option ``name``.
 
     Raises:
-        ConfigError: there is no such file, or ``hf:org/repo:QUANT`` is not in the cache.
+        ConfigError: there is no such file, or ``hf:org/repo:QUANT`` isn't in the cache.
     """
     from streamco.endpoints.model_files import path_of
 
@@ -286,7 +286,7 @@ def model_file(path: str, name: str) -> Path:
 
 
 def device_path_of(path: str | None, *, has_server: bool) -> Path | None:
-    """Return the path of the device model: the named file, else the packaged one; None if there is none and a server is named.
+    """Return the path of the device model: the given file, or else the packaged one, or None if there is none but there is a server.
 
     Raises:
         ConfigError: the file is missing, or there is neither a model nor a server.

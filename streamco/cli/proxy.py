@@ -118,7 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGINT or SIGTERM, or print the configuration; the exit code is 0, or 1 if the port is taken.
+    """Serve until SIGINT or SIGTERM, or print the configuration. The exit code is 0, or 1 if the port is taken.
 
     Raises:
         StreamcoError: the proxy can't start.
@@ -138,7 +138,7 @@ async def _proxy(args: argparse.Namespace, config: ProxyConfig) -> int:
     from streamco.proxy.app import serving
     from streamco.proxy.from_config import build_client, build_options, keep_profile
 
-    api_key_of(args.client_key_env, "--client-key-env")  # a variable that was named must be set
+    api_key_of(args.client_key_env, "--client-key-env")  # if a variable was given, it must be set
     options = build_options(config)
     options.check_exposure()
     async with exporting(is_on=config.proxy.otel) as observers, build_client(config) as client:
@@ -151,22 +151,22 @@ async def _proxy(args: argparse.Namespace, config: ProxyConfig) -> int:
             return 1
         try:
             keep_profile(client, config)
-        except ConfigError as error:  # the settings were right, and it was stopped as it should be
+        except ConfigError as error:  # the settings were right, and it was stopped properly
             print_plain(f"streamco proxy: what was learned is lost: {error}", sys.stderr)
     return 0
 
 
 def _hint(config: ProxyConfig, options: ProxyOptions, base_url: str) -> str:
-    """Return what to try with the proxy."""
+    """Return a command to try the proxy with."""
     key = "KEY" if config.callers is not None else f"${config.proxy.api_key_env}" if options.has_key else ""
     return f"try: {curl_line(base_url, model='streamco', key=key)}"
 
 
 def effective_config(args: argparse.Namespace) -> ProxyConfig:
-    """Return the file's settings, overridden by the options; with neither, the packaged model alone.
+    """Return the file's settings, overridden by the options, or only the packaged model if there are neither.
 
     Raises:
-        ConfigError: the file is wrong, or options contradict each other.
+        ConfigError: the file is invalid, or options contradict each other.
     """
     from msgspec.structs import replace
 
@@ -211,10 +211,10 @@ def effective_config(args: argparse.Namespace) -> ProxyConfig:
 
 
 def _server_sections(args: argparse.Namespace, config: ProxyConfig) -> tuple[ServerSection, ...]:
-    """Return the servers: the named one alone, else the file's.
+    """Return the servers: only the one given as an option, or else the file's.
 
     Raises:
-        ConfigError: an option that a server needs is named without it.
+        ConfigError: an option that needs a server is given without one.
     """
     from streamco.proxy.config import PriceTable, ServerSection
 
@@ -228,12 +228,12 @@ def _server_sections(args: argparse.Namespace, config: ProxyConfig) -> tuple[Ser
 
 
 def _device_section(args: argparse.Namespace, section: DeviceSection | None, *, is_alone: bool) -> DeviceSection | None:
-    """Return the device's section, with the options that change it; None: there is no device.
+    """Return the device's section, changed by the options, or None if there is no device.
 
     Args:
         args: the options.
-        section: the file's; None: it has none.
-        is_alone: there is no server, so that the packaged model answers if no device is named.
+        section: the file's section, if it has one.
+        is_alone: True if there is no server, so that the packaged model answers if no device is given.
 
     Raises:
         ConfigError: the options contradict each other or the file.
@@ -257,9 +257,9 @@ def _device_section(args: argparse.Namespace, section: DeviceSection | None, *, 
 
 
 def _local_server(url: str, section: DeviceSection) -> DeviceSection:
-    """Return the section of a device at a URL, with name and context of the file's device.
+    """Return the section for a device at a URL, with the name and context of the file's device.
 
-    If the URL is the same, the file's model, key and capabilities hold, too.
+    If the URL is the file's, its model, key and capabilities apply, too.
 
     Raises:
         ConfigError: the file has a key for another URL.
@@ -279,10 +279,10 @@ def _local_server(url: str, section: DeviceSection) -> DeviceSection:
 
 
 def _split_section(args: argparse.Namespace, config: ProxyConfig) -> SplitSection | None:
-    """Return the section of a split model, with the options that change it; None: another kind of endpoint answers.
+    """Return the section of a split model, changed by the options, or None if the model isn't split.
 
     Raises:
-        ConfigError: ``--split`` without the parts, or ``--no-device`` beside it.
+        ConfigError: ``--split`` is given without the parts, or with ``--no-device``.
     """
     from msgspec.structs import replace
 
@@ -301,5 +301,5 @@ def _split_section(args: argparse.Namespace, config: ProxyConfig) -> SplitSectio
 
 
 def _given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Return the options that the command line gives; ``--pace off`` counts as given."""
+    """Return those of the options that were given on the command line; ``--pace off`` counts as given."""
     return {name: getattr(args, name) for name in names if name in args}

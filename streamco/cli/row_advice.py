@@ -1,4 +1,4 @@
-"""Advice on drafts from what a model's batches cost: lines that ``streamco serve`` prints at its start."""
+"""Advice on drafts, based on the cost of a model's batches, which ``streamco serve`` prints at its start."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from streamco.profiles.row_costs import useful_sizes
 
 __all__ = ["row_advice"]
 
-_EXPENSIVE = 3.2  # single rows that a batch of four costs, above which tiles would help
-_TILES = "2.1"  # of Qwen2.5-Coder-1.5B in Q4_0, repacked, on one thread
+_EXPENSIVE = 3.2  # if a batch of four rows costs more than this many single rows, tiles would help
+_TILES = "2.1"  # the same ratio for Qwen2.5-Coder-1.5B in Q4_0, repacked, on one thread
 
 
 def row_advice(costs: Mapping[int, float], *, may_use_tiles: bool) -> list[str]:
-    """Return what to know about drafts, a sentence each; [] if nothing was measured.
+    """Return sentences with advice about drafts, or [] if nothing was measured.
 
     Args:
         costs: seconds by rows, for each size from 1 on.
-        may_use_tiles: the weights are of another format than Q4_0, and this build has kernels for tiles.
+        may_use_tiles: True if the weights' format isn't Q4_0, and this build has kernels for tiles.
     """
     if 1 not in costs or 4 not in costs:
         return []

@@ -1,4 +1,4 @@
-"""How a command runs: its event loop, its log, and what it shows while it waits."""
+"""How a command runs: its event loop, its log, and the spinner while it waits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def set_up_log(verbosity: int) -> None:
-    """Log to stderr: warnings, with ``-v`` what happens, with ``-vv`` everything and tracebacks."""
+    """Log to stderr: warnings; with ``-v`` also what happens; with ``-vv`` everything, including tracebacks."""
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
     style = "%(asctime)s %(levelname)s %(name)s: %(message)s" if verbosity else "%(name)s: %(message)s"
     handler = logging.StreamHandler(sys.stderr)
@@ -43,8 +43,8 @@ async def waiting(text: object, file: TextIO | None = None) -> AsyncIterator[Non
     """Say on stderr that something takes a while: a spinner on a terminal, one line elsewhere.
 
     Args:
-        text: what takes a while; its ``str`` is taken for each drawing, so it may change.
-        file: the file to write to; None: stderr.
+        text: what takes a while. ``str`` is called on it for each drawing, so it may change.
+        file: the file to write to, by default stderr.
     """
     err = file or sys.stderr
     if not err.isatty():

@@ -1,4 +1,4 @@
-"""``streamco serve``: the OpenAI-compatible server over a model on this machine."""
+"""``streamco serve``: an OpenAI-compatible server for a model on this machine."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ __all__ = ["add_arguments", "run"]
 KEY_VARIABLE = "STREAMCO_API_KEY"
 
 PLACES = 16  # sessions in memory
-EXACT_PLACES = 4  # in exact mode each has memory for a whole context, twice
-TOKENS = 4  # contexts that sessions keep together
+EXACT_PLACES = 4  # in exact mode each needs memory for two whole contexts
+TOKENS = 4  # number of contexts that all sessions together keep
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -138,19 +138,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _hints(args: argparse.Namespace, options: ServeOptions, base_url: str) -> list[str]:
-    """Return what to try with the server; the middle of a split model answers no questions."""
+    """Return commands to try the server with; none for the middle of a split model, which can't answer questions."""
     if args.middle:
         return []
     variables = args.client_key_env or ([KEY_VARIABLE] if os.environ.get(KEY_VARIABLE) else [])
-    key = "" if not options.keys else f"${variables[0]}" if variables else "KEY"  # one of the file
+    key = "" if not options.keys else f"${variables[0]}" if variables else "KEY"  # any key in the file
     return [f"try: {curl_line(base_url, key=key)}"]
 
 
 def _check_part(args: argparse.Namespace, path: Path) -> None:
-    """Check that the file is what the options say.
+    """Check that the options suit the file.
 
     Raises:
-        ConfigError: a part without ``--middle``, or options that go with it without it or the other way round.
+        ConfigError: the file is a part of a model and ``--middle`` isn't given, or the other way round, or an option doesn't go with that.
     """
     from streamco.engines.llamacpp.model_parts import is_gguf, is_part
 
@@ -171,7 +171,7 @@ def _check_part(args: argparse.Namespace, path: Path) -> None:
 def _prepare(
     args: argparse.Namespace, path: Path, options: ServeOptions
 ) -> tuple[Engine | MiddleEngine, Callable[[], AbstractAsyncContextManager[str]]]:
-    """Return a loaded engine and what serves it. The imports take a tenth of a second: not inside the loop."""
+    """Return a loaded engine and a function that serves it. The imports take a tenth of a second, so they aren't done in the loop."""
     if not args.middle:
         from streamco.server.app import serving
 
@@ -186,7 +186,7 @@ def _prepare(
     LoadingLines(path, is_measured=False).record(1.0)
     middle = _load_middle(args, path)
     try:
-        SplitService(middle, options.verify or VerifyOptions(), options, room=args.room)  # its costs are measured, its settings checked
+        SplitService(middle, options.verify or VerifyOptions(), options, room=args.room)  # measures its costs and checks its settings
     except StreamcoError:
         middle.close()
         raise
@@ -194,20 +194,20 @@ def _prepare(
 
 
 class LoadingLines:
-    """Says on stderr that a model is loaded, and then that it is measured, a line each.
+    """Says on stderr that a model is being loaded, and then that it is being measured, one line each.
 
     Args:
         path: the model's file.
-        is_measured: its steps are measured after it.
+        is_measured: True if its steps are measured after loading.
     """
 
     def __init__(self, path: Path, *, is_measured: bool) -> None:
         self._lines = [f"loading {path.name}, {size_text(path.stat().st_size)} ..."]
         self._lines += ["measuring how long its steps take, unless that is known ..."] * is_measured
-        self._said = 0  # of the lines
+        self._said = 0  # number of lines printed
 
     def record(self, share: float) -> None:
-        """Take the share that is loaded, 0.0 to 1.0."""
+        """Record the share that is loaded, 0.0 to 1.0."""
         due = 1 if share < 1.0 else len(self._lines)
         for line in self._lines[self._said : due]:
             print_plain(line, sys.stderr)
@@ -215,7 +215,7 @@ class LoadingLines:
 
 
 def _print_rows(engine: HoldingEngine, path: Path) -> None:
-    """Say on stderr what rows cost, if drafts are verified: stdout has the address alone."""
+    """Say on stderr what rows cost, if drafts are verified. Only the address goes to stdout."""
     from streamco.cli.row_advice import row_advice
 
     costs = engine.row_costs()
@@ -227,7 +227,7 @@ def _print_rows(engine: HoldingEngine, path: Path) -> None:
 
 
 def _print_drafts(args: argparse.Namespace, engine: HoldingEngine) -> None:
-    """Say on stderr what drafts the server's own answers, what that takes, and what it can give."""
+    """Say on stderr which model drafts the server's own answers, how much memory it takes, and how much it can gain."""
     if not args.draft:
         return
     name, size = args.draft, ""
@@ -305,7 +305,7 @@ def _options(args: argparse.Namespace, path: Path) -> ServeOptions:
 
 
 def _given_keys(args: argparse.Namespace, named: Sequence[ApiKey]) -> list[str]:
-    """Return the keys of the named variables; if none is named, that of the usual one, unless it is in the file too, with a name."""
+    """Return the keys in the given variables. By default that is the usual variable, unless its key is also in the file, with a name."""
     if args.client_key_env is not None:
         return [key for name in args.client_key_env if (key := api_key_of(name, "--client-key-env"))]
     environment = os.environ.get(KEY_VARIABLE)

@@ -1,4 +1,4 @@
-"""What the commands that listen on a port share: ``--ready-fd``, and serving until a signal."""
+"""Code shared by the commands that listen on a port: ``--ready-fd``, and serving until a signal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamco.errors import ConfigError
 
 __all__ = ["check_descriptor", "curl_line", "serve_until_stopped", "tune_collector"]
 
-YOUNG_OBJECTS = 200_000  # containers made and not freed before the collector looks for cycles; a thousand streams have 170,000
+YOUNG_OBJECTS = 200_000  # unfreed new containers after which the collector looks for cycles; a thousand streams have 170,000
 
 
 def check_descriptor(number: int | None) -> None:
@@ -32,11 +32,11 @@ def check_descriptor(number: int | None) -> None:
 
 
 def tune_collector() -> None:
-    """Let the garbage collector work less in a process that does nothing but serve.
+    """Make the garbage collector run less often in a process that only serves.
 
-    What was made before is not looked at again. The young objects are those of answers under way, because an answer that has ended is freed
-    without the collector. To look at them finds nothing, and no answer goes on meanwhile. Cycles that other code leaves are found
-    later than usual.
+    Objects that exist already aren't checked again. The young objects belong to answers in progress, because finished answers are freed
+    without the collector. Checking them finds nothing, and stops all answers meanwhile. Cycles that other code leaves are found later than
+    usual.
     """
     gc.collect()
     gc.freeze()
@@ -44,12 +44,12 @@ def tune_collector() -> None:
 
 
 def curl_line(base_url: str, *, model: str = "", key: str = "") -> str:
-    """Return a command that asks a server a question.
+    """Return a curl command that asks a server a question.
 
     Args:
         base_url: its base URL, which ends in ``/v1``.
-        model: the model to name; "": none.
-        key: what stands for a key, such as ``$VARIABLE``; "": it needs none.
+        model: the model to name, or "" for none.
+        key: a placeholder for the key, such as ``$VARIABLE``, or "" if none is needed.
     """
     authorization = f' -H "Authorization: Bearer {key}"' if key else ""
     named = f'"model": "{model}", ' if model else ""
@@ -64,13 +64,13 @@ async def serve_until_stopped(
     hints: Callable[[str], Sequence[str]] = lambda base_url: (),
     on_ready: Callable[[str], Awaitable[None]] | None = None,
 ) -> None:
-    """Run a server, print its address on stdout, and stop it on SIGINT or SIGTERM; stderr says what a person can do, and that it stops.
+    """Run a server, print its address on stdout, and stop it on SIGINT or SIGTERM. Hints, and the fact that it stops, go to stderr.
 
     Args:
         server: a context that yields its base URL, which ends in ``/v1``.
-        ready_fd: file descriptor that gets the address and is closed once the server listens; None: none.
-        hints: returns lines for people, of a base URL.
-        on_ready: is called with the address, without ``/v1``, once the server listens.
+        ready_fd: file descriptor, if any, that gets the address and is closed once the server is listening.
+        hints: returns lines for people, from the base URL.
+        on_ready: called with the address, without ``/v1``, once the server is listening.
     """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""``streamco simulate``: experiments in virtual time, from a file to a table, a picture and all figures."""
+"""``streamco simulate``: runs an experiment from a file in virtual time, and gives a table, a picture and all figures."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Runs an experiment in virtual time: devices that draft and servers that verify, 
 what is simulated and what is varied (docs/simulate.md). A table is printed; a plot and all figures are kept in a folder. Finished
 scenarios stay: the same command continues with the missing ones.
 """
-LINE_EVERY = 10.0  # seconds between two lines of progress without a terminal
-MOST_ROWS = 100  # of a table that is printed
+LINE_EVERY = 10.0  # seconds between two progress lines without a terminal
+MOST_ROWS = 100  # most rows of a table that are printed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         StreamcoError: the file or a scenario is wrong, or a process died.
     """
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # one process a core; sums then don't depend on the number of threads
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # there is one process per core, and sums don't depend on the number of threads
     from streamco.sim.experiment.experiment import read_experiment
     from streamco.sim.experiment.plots import check_matplotlib, draw_plots
     from streamco.sim.experiment.result_store import ResultStore, code_digest, name_of
@@ -100,7 +100,7 @@ def _cores() -> int:
 
 @contextmanager
 def showing_progress(err: TextIO) -> Iterator[Callable[[int, int], None]]:
-    """Show progress inside the block: a bar on a terminal if rich is installed, else a line now and then. Yields (done, total) -> None."""
+    """Show progress inside the block, as a bar on a terminal with rich, or as a line now and then. Yields (done, total) -> None."""
     if err.isatty():
         try:
             from rich.console import Console

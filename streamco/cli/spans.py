@@ -1,4 +1,4 @@
-"""Sets up the export of spans by OpenTelemetry's SDK: OTLP over HTTP, to where its usual environment variables say."""
+"""Sets up the export of spans with OpenTelemetry's SDK, as OTLP over HTTP to the address in its usual environment variables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SERVICE_NAME = "streamco-proxy"  # if neither OTEL_SERVICE_NAME nor OTEL_RESOURC
 
 @asynccontextmanager
 async def exporting(*, is_on: bool) -> AsyncIterator[Sequence[AnswerObserver]]:
-    """Yield the observer that makes spans; they are exported in batches, the last ones on leaving. Yield none if ``is_on`` is False.
+    """Yield the observer that makes spans, or none if ``is_on`` is False. Spans are exported in batches, the last ones at the end.
 
     Raises:
         ConfigError: OpenTelemetry's packages aren't installed.
@@ -40,4 +40,4 @@ async def exporting(*, is_on: bool) -> AsyncIterator[Sequence[AnswerObserver]]:
     try:
         yield (AnswerSpans(provider),)
     finally:
-        await asyncio.to_thread(provider.shutdown)  # it sends what is left, and waits for the collector
+        await asyncio.to_thread(provider.shutdown)  # sends the remaining spans, and waits for the collector

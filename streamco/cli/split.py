@@ -1,4 +1,4 @@
-"""``streamco split``: writes the parts of a model for split inference and says their sizes."""
+"""``streamco split``: writes the parts of a model for split inference, and prints their sizes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the parts; the exit code is 0.
 
     Raises:
-        ConfigError: the parts can't be written, or see ``split_model``.
+        ConfigError: the parts can't be written; see also ``split_model``.
         EngineError: see ``split_model``.
     """
     from streamco.engines.llamacpp.bundled_model import packaged_model

@@ -1,1 +1,1 @@
-"""The SDK: what an application embeds."""
+"""The SDK: the part that an application embeds."""

@@ -25,22 +25,22 @@ __all__ = ["PendingAnswer"]
 class PendingAnswer:
     """The answer of a stream; the first read prepares and starts it.
 
-    A stream and the generator that its reader iterates both hold this, and neither holds the other. So a dropped stream ends at once,
-    without waiting for the garbage collector, and a loop goes on over a stream that nothing else holds. The driver must not hold this,
-    because then a dropped stream would never be noticed.
+    A stream and the generator that its reader iterates both refer to this, and neither refers to the other. So a dropped stream ends at
+    once, without waiting for the garbage collector, and a loop continues over a stream that nothing else refers to. The driver must not
+    refer to this, because then a dropped stream would never be noticed.
 
     Args:
-        request: the request, whole and checked.
-        settings: what the client's answers are made with.
-        pace: tokens per second at the reader; "smooth": as they come, but evenly; None: as fast as they come.
+        request: the complete, validated request.
+        settings: the client's settings.
+        pace: tokens per second at the reader; "smooth" sends text evenly at the rate that it arrives; None sends it as soon as it arrives.
         shows_drafts: True if the reader can take text back.
-        is_streamed: False: the reader gets the answer whole, and then ``pace`` is None.
-        notes: sentences that the report's notes begin with.
+        is_streamed: False if the reader gets the answer in one piece; then ``pace`` is None.
+        notes: the first notes of the report.
 
     Attributes:
-        driver: runs the answer; None: it has not started.
+        driver: runs the answer; None if it hasn't started.
         is_closed: True if the stream was closed.
-        source: the endpoint of the newest delivery that was read as chunks; None: none was.
+        source: the endpoint of the newest delivery that was read as chunks, or None if none was.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class PendingAnswer:
             notes=list(notes),
             log=log,
         )
-        self._prepared: Prepared[Any] | None = None  # None: not prepared, or given up
-        self._loop: asyncio.AbstractEventLoop | None = None  # of the driver
+        self._prepared: Prepared[Any] | None = None  # None if not prepared, or abandoned
+        self._loop: asyncio.AbstractEventLoop | None = None  # the driver's
         self._lock = asyncio.Lock()  # two tasks may wait for the start of one stream
 
     async def start(self) -> AnswerDriver:
-        """Return the driver, started if it was not.
+        """Return the driver; start it first if it hasn't started.
 
         Raises:
             StreamClosed: the stream or the client was closed before.
@@ -133,7 +133,7 @@ class PendingAnswer:
 
     @property
     def key(self) -> str:
-        """Names this answer alone, and can't be guessed."""
+        """A key that identifies this answer only, and can't be guessed."""
         return self._asked.log.key
 
     def __del__(self) -> None:
@@ -142,7 +142,7 @@ class PendingAnswer:
             driver.leave_soon()
 
     async def _start(self) -> AnswerDriver:
-        """Prepare and start the answer; what keeps it from that is raised, and nothing of it stays."""
+        """Prepare and start the answer. If that fails, everything prepared so far is closed."""
         asked, settings = self._asked, self._settings
         prepared: Prepared[Any] | None = None
         try:
@@ -178,5 +178,5 @@ class PendingAnswer:
 
 
 def _named_id(headers: Mapping[str, str]) -> str:
-    """Return the request id that the caller gave in the headers; "": none."""
+    """Return the request id that the caller gave in the headers, or "" if there is none."""
     return next((value for name, value in headers.items() if name.lower() == REQUEST_ID_HEADER.lower()), "")

@@ -1,4 +1,4 @@
-"""Builds a request from the arguments of OpenAI's SDK; a wrong argument raises here, by its own name, and not at a server."""
+"""Builds a request from the arguments of OpenAI's SDK, and rejects a wrong argument by its name before a server sees it."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ class ResponseObject(Protocol):
     """A response object of this package or of OpenAI's SDK."""
 
     def model_dump(self, *args: Any, **kwargs: Any) -> Any:
-        """Return it as a dict."""
+        """Return the object as a dict."""
         ...
 
 
 class PhaseTimeouts(Protocol):
-    """Limits by phase, in seconds, as in ``httpx.Timeout``; None: no limit."""
+    """Time limits by phase, in seconds, as in ``httpx.Timeout``; None means no limit."""
 
     @property
     def connect(self) -> float | None:
-        """Limit on connecting."""
+        """Limit for connecting."""
         ...
 
     @property
     def read(self) -> float | None:
-        """Limit on waiting for bytes."""
+        """Limit for waiting for bytes."""
         ...
 
 
@@ -76,15 +76,15 @@ RequestTimeout: TypeAlias = float | Timeouts | PhaseTimeouts | NotGiven | None
 class ParseOptions(TypedDict, total=False):
     """The arguments of ``chat.completions.parse``, as in OpenAI's SDK 3.57, except ``messages``, ``model`` and ``response_format``.
 
-    None and OpenAI's marks mean not given; only for ``timeout`` None has a meaning. ``create`` of OpenAI's SDK has no ``max_retries``,
-    ``top_k`` and ``min_p``.
+    None and OpenAI's markers count as not given, except that None for ``timeout`` has a meaning. ``max_retries``, ``top_k`` and ``min_p``
+    aren't arguments of ``create`` in OpenAI's SDK.
 
     Args:
-        timeout: seconds to wait for each of connection, first token and next token; limits by phase as ``Timeouts`` or ``httpx.Timeout``;
-            None: no limit. ``Timeouts(total=...)`` limits the whole answer, at all endpoints together.
-        max_retries: further tries at each server before the first token.
-        top_k: number of best tokens that are kept, a field of local servers.
-        min_p: share of the best token's probability that a kept token must reach, a field of local servers.
+        timeout: seconds to wait for each of connection, first token and next token; ``Timeouts`` or ``httpx.Timeout`` for limits by phase;
+            None for no limit. ``Timeouts(total=...)`` limits the whole answer, across all endpoints.
+        max_retries: retries at each server before the first token.
+        top_k: number of likeliest tokens to sample from, a field of local servers.
+        min_p: minimum probability of a token, as a share of the likeliest token's, a field of local servers.
     """
 
     audio: Optional[Mapping[str, Any]]
@@ -133,7 +133,7 @@ class ChatOptions(ParseOptions, total=False):
     """The arguments of ``chat.completions.create``, as in OpenAI's SDK 3.57, except ``messages``, ``model`` and ``stream``.
 
     Args:
-        response_format: a mapping, or a class of pydantic, whose JSON schema is sent then.
+        response_format: a mapping, or a pydantic class, whose JSON schema is then sent.
     """
 
     response_format: Optional[Mapping[str, Any] | type]
@@ -144,15 +144,15 @@ _LIMITS = ("max_tokens", "max_completion_tokens")
 _PENALTIES = ("frequency_penalty", "presence_penalty")
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "logit_bias", *_LIMITS, *_PENALTIES)
 _USUAL_SAMPLING = SamplingOptions()
-_CLIENTS = frozenset({*_SAMPLING, "extra_headers", "extra_query", "extra_body", "timeout", "max_retries"})  # no fields of the body
+_CLIENTS = frozenset({*_SAMPLING, "extra_headers", "extra_query", "extra_body", "timeout", "max_retries"})  # not fields of the body
 _LISTS = ("tools", "functions")
-_MAX_ID_DIGITS = 18  # of a token's id; Python refuses to read very long numbers
+_MAX_ID_DIGITS = 18  # in a token's id; Python refuses to parse very long numbers
 
 
 def build_request(messages: Messages, *, model: str | NotGiven | None = None, **options: Unpack[ChatOptions]) -> Request:
-    """Return a request with OpenAI's arguments; a plain text becomes a user message.
+    """Build a request from OpenAI's arguments; a plain string becomes a user message.
 
-    Sampling options in ``extra_body`` are taken as if they were arguments, so that they hold for every endpoint.
+    Sampling options in ``extra_body`` are treated as if they were arguments, so that they apply to every endpoint.
 
     Raises:
         ConfigError: an argument has a wrong type or range.
@@ -193,12 +193,12 @@ def build_request(messages: Messages, *, model: str | NotGiven | None = None, **
 
 
 def _sent_stream_options(value: object) -> Mapping[str, Any]:
-    """Return the options for servers: usage is always asked for, and whether the caller wants it is no server's concern."""
+    """Return the stream options to send, without ``include_usage``, because usage is always requested."""
     return {name: option for name, option in check_mapping("stream_options", value).items() if name != "include_usage"}
 
 
 def _take_task(headers: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
-    """Return the task that the headers name, and the headers without it, because it is no server's concern."""
+    """Return the task that the headers name, and the headers without it, because servers needn't know it."""
     named = {name: value for name, value in headers.items() if isinstance(name, str) and name.lower() == TASK_HEADER}
     if not named:
         return None, headers
@@ -212,7 +212,7 @@ def check_names(options: Mapping[str, Any], where: str = "create()") -> None:
     """Check that the options are arguments of ``chat.completions.create``.
 
     Raises:
-        TypeError: one is not.
+        TypeError: one of them isn't.
     """
     for name in options.keys() - _NAMES:
         near = get_close_matches(name, _NAMES, 1)
@@ -221,17 +221,17 @@ def check_names(options: Mapping[str, Any], where: str = "create()") -> None:
 
 
 def is_given(value: object) -> bool:
-    """Return True unless the value is None or a mark for what is not given: ``openai.omit``, ``openai.NOT_GIVEN``, ``UNSET``."""
+    """Return True unless the value is None or a marker for a missing argument: ``openai.omit``, ``openai.NOT_GIVEN``, ``UNSET``."""
     return value is not None and not _is_mark(value)
 
 
 def _is_mark(value: object) -> bool:
-    # by name: SDKs that were made with OpenAI's generator have marks of their own, and none of them need be installed
+    # by name, because SDKs made with OpenAI's generator each define these markers, and none of them needs to be installed
     return isinstance(value, Unset) or (type(value).__name__ in {"Omit", "NotGiven"} and not value)
 
 
 def parse_timeout(value: object) -> Timeouts | None:
-    """Return the limits of a ``timeout`` argument; None: the argument was not given.
+    """Return the limits that a ``timeout`` argument sets, or None if the argument wasn't given.
 
     A number limits each phase: connecting, waiting for the first token, for the next one, and for any bytes.
 
@@ -249,7 +249,7 @@ def parse_timeout(value: object) -> Timeouts | None:
 
 
 def check_retries(value: object) -> int | None:
-    """Return a number of retries; None: not given.
+    """Return a number of retries, or None if it wasn't given.
 
     Raises:
         ConfigError: not an integer, or below 0.
@@ -318,7 +318,7 @@ def _as_plain(name: str, value: Any) -> Any:
     """Return an argument with response objects as dicts.
 
     Raises:
-        ConfigError: it is nested too deep.
+        ConfigError: it is nested too deeply.
     """
     try:
         return _plain(value)
@@ -327,8 +327,8 @@ def _as_plain(name: str, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value with mappings and response objects, of this package or of OpenAI's SDK, as dicts; a dict without any as it is."""
-    if isinstance(value, str):  # a text of another type, such as markupsafe's, is its text
+    """Convert mappings and response objects, of this package or of OpenAI's SDK, to dicts; a dict without any is returned as it is."""
+    if isinstance(value, str):  # also a subclass of str, such as markupsafe's
         return value if type(value) is str else str.__str__(value)
     if value is None or isinstance(value, int | float):
         return value
@@ -344,14 +344,14 @@ def _plain(value: Any) -> Any:
 
 
 def _check_sendable(name: str, value: Any) -> None:
-    """Check that a server can be sent a value; a device, which could do without, would hide the mistake.
+    """Check that a value can be sent to a server, also if a device answers, because a device would hide the mistake.
 
     Args:
         name: where the value was given.
-        value: plain data; objects only if they have a form in JSON, such as dates.
+        value: plain data; objects only if they can be encoded as JSON, such as dates.
 
     Raises:
-        ConfigError: there is half a character in it, or something that JSON has no form for; the text says where.
+        ConfigError: it contains half a character (a lone surrogate), or something that JSON can't represent; the message says where.
     """
     if type(value) is dict and all(type(each) is str and each.isascii() for each in (*value, *value.values())):
         return  # most messages
@@ -419,7 +419,7 @@ def _check_stop(stop: object) -> tuple[str, ...]:
 
 
 def _check_query(value: object) -> Mapping[str, str]:
-    """Return the query as texts; a list gives several values in OpenAI's SDK and is refused here."""
+    """Return the query with its values as strings. A list, which gives several values in OpenAI's SDK, is rejected here."""
     query = check_mapping("extra_query", value)
     for name, each in query.items():
         if not isinstance(each, str | int | float):
@@ -429,10 +429,10 @@ def _check_query(value: object) -> Mapping[str, str]:
 
 
 def check_mapping(name: str, value: object) -> Mapping[str, Any]:
-    """Return the value, which must be a mapping; None counts as an empty one.
+    """Return the value, which must be a mapping; None counts as an empty mapping.
 
     Raises:
-        ConfigError: the value is not a mapping.
+        ConfigError: the value isn't a mapping.
     """
     if value is None:
         return {}
@@ -442,7 +442,7 @@ def check_mapping(name: str, value: object) -> Mapping[str, Any]:
 
 
 class Unset:
-    """The type of ``UNSET``, which marks an argument that was not given if None has a meaning of its own."""
+    """The type of ``UNSET``, which marks an argument that wasn't given where None is a meaningful value."""
 
 
 UNSET = Unset()

@@ -82,9 +82,9 @@ class Completions:
         """Ask for an answer; arguments as in OpenAI's SDK.
 
         Args:
-            messages: the conversation; response objects may be among its messages.
-            stream: True: return a ``ChatStream`` as soon as the first token is there; False: return the whole ``Answer``.
-            model: the remote model's name; None: the server endpoint's own.
+            messages: the conversation; its messages may include response objects.
+            stream: True returns a ``ChatStream`` as soon as the first token has arrived; False returns the whole ``Answer``.
+            model: the remote model's name; None uses the server endpoint's.
             pace: overrides the client's pace for this answer; only with ``stream=True``.
             options: the other arguments, see ``ChatOptions``.
 
@@ -135,16 +135,16 @@ class Completions:
         model: str | NotGiven | None = None,
         **options: Unpack[ParseOptions],
     ) -> ParsedAnswer[Any]:
-        """Ask for a whole answer that is JSON of a class, and read it: ``answer.choices[0].message.parsed``.
+        """Ask for a whole answer as JSON for a class, and parse it: ``answer.choices[0].message.parsed``.
 
         Args:
             messages: the conversation, as in ``create``.
-            response_format: a class of pydantic; with a mapping or None ``parsed`` is None.
-            model: the remote model's name; None: the server endpoint's own.
+            response_format: a pydantic class; with a mapping or None, ``parsed`` is None.
+            model: the remote model's name; None uses the server endpoint's.
             options: the other arguments of ``create``.
 
         Raises:
-            UnparsedAnswer: the answer was cut off by its limit of tokens or a content filter, or isn't JSON of the class.
+            UnparsedAnswer: the answer was cut off by its token limit or a content filter, or isn't valid JSON for the class.
             StreamcoError: no endpoint could give the answer.
             ConfigError: an argument is wrong.
             TypeError: there is no argument of this name.
@@ -186,12 +186,12 @@ class Completions:
     ) -> ChatEventStream[Any]:
         """Ask for an answer as events: ``async with client.chat.completions.stream(...) as stream``, then ``async for event in stream``.
 
-        Nothing is asked before the stream is entered or read.
+        Nothing is sent before the stream is entered or read.
 
         Args:
             messages: the conversation, as in ``create``.
-            response_format: a class of pydantic, or a mapping. With a class ``content.done`` and the whole answer have its object.
-            model: the remote model's name; None: the server endpoint's own.
+            response_format: a pydantic class, or a mapping. With a class, ``content.done`` and the whole answer hold the parsed object.
+            model: the remote model's name; None uses the server endpoint's.
             pace: overrides the client's pace for this answer.
             options: the other arguments of ``create``.
 
@@ -205,7 +205,7 @@ class Completions:
         return ChatEventStream(self._open_chat(request, pace=pace, includes_usage=True), kind, shows_usage=_wants_usage(options))
 
     async def _whole(self, request: Request) -> Answer:
-        """Return the answer to a request, whole."""
+        """Return the whole answer to a request."""
         assembler = CompletionAssembler()
         async with self._open_chat(request, includes_usage=True, is_streamed=False) as answer:
             async for chunk in answer:

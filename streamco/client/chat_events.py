@@ -1,4 +1,4 @@
-"""The stream of ``client.chat.completions.stream``: an answer as the events of OpenAI's helper, and whole at its end."""
+"""The stream that ``client.chat.completions.stream`` returns: an answer as the events of OpenAI's helper, and whole at the end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 
 
 class ChunkEvent:
-    """A chunk as it came; the other events say what it adds."""
+    """A chunk as it arrived; the other events say what it adds."""
 
     type: Literal["chunk"] = "chunk"
 
@@ -46,7 +46,7 @@ class ChunkEvent:
 
     @property
     def snapshot(self) -> ChatCompletion:
-        """The answer so far, put together when this is read: reading it for each chunk takes longer with each."""
+        """The answer so far. It is assembled on each access, so reading it for every chunk takes longer and longer."""
         return self._assembler.completion()
 
 
@@ -56,7 +56,7 @@ class ContentDeltaEvent(Struct, frozen=True, kw_only=True):
     Args:
         delta: the piece.
         snapshot: the text so far.
-        parsed: what the JSON so far says, as plain data, if a class was asked for; None: nothing yet.
+        parsed: the JSON so far as plain data, if a class was requested; None if there is nothing yet.
     """
 
     delta: str
@@ -66,7 +66,7 @@ class ContentDeltaEvent(Struct, frozen=True, kw_only=True):
 
 
 class ContentDoneEvent(Struct, Generic[ParsedT], frozen=True, kw_only=True):
-    """The whole text, and the object that it is the JSON of, if a class was asked for."""
+    """The whole text, and the object parsed from it if a class was requested."""
 
     content: str
     parsed: ParsedT | None = None
@@ -106,7 +106,7 @@ class FunctionToolCallArgumentsDeltaEvent(Struct, frozen=True, kw_only=True):
 
 
 class FunctionToolCallArgumentsDoneEvent(Struct, frozen=True, kw_only=True):
-    """A function call that is whole: its name, its number in the answer, and the JSON text of its arguments."""
+    """A complete function call: its name, its number in the answer, and the JSON text of its arguments."""
 
     name: str
     index: int
@@ -162,12 +162,12 @@ ChatEvent: TypeAlias = (
 class ChatEventStream(Generic[ParsedT]):
     """An answer as events; use it as an async context manager, which ends the work when it is left.
 
-    Entering it waits for the first token, and raises what kept the answer from beginning. Reading may stop and go on.
+    Entering it waits for the first token, and raises an error if the answer can't start. You may stop reading and continue later.
 
     Args:
         chunks: the answer.
-        kind: the class of pydantic that was asked for; None: none was.
-        shows_usage: an event shows the chunk that has nothing but usage.
+        kind: the pydantic class that was requested, or None.
+        shows_usage: True if the chunk that holds only usage becomes an event, too.
     """
 
     def __init__(self, chunks: ChatStream, kind: type[ParsedT] | None, *, shows_usage: bool) -> None:
@@ -187,27 +187,27 @@ class ChatEventStream(Generic[ParsedT]):
             if chunk is not None:
                 self._add(chunk)
                 continue
-            for index, known in self._choices.items():  # those whose server sent no finish reason
+            for index, known in self._choices.items():  # choices whose server sent no finish reason
                 self._events.extend(known.end(index))
             if not self._events:
                 raise StopAsyncIteration
         return self._events.popleft()
 
     async def until_done(self) -> Self:
-        """Read what is left of the answer.
+        """Read the rest of the answer.
 
         Raises:
-            UnparsedAnswer: it was cut off, or isn't JSON of the class that was asked for.
+            UnparsedAnswer: it was cut off, or isn't valid JSON for the class that was requested.
         """
         async for _ in self:
             pass
         return self
 
     async def get_final_completion(self) -> ParsedAnswer[ParsedT]:
-        """Read what is left of the answer, and return it whole; if a class was asked for, with ``message.parsed``.
+        """Read the rest of the answer and return the whole answer, with ``message.parsed`` if a class was requested.
 
         Raises:
-            UnparsedAnswer: it was cut off, or isn't JSON of the class that was asked for.
+            UnparsedAnswer: it was cut off, or isn't valid JSON for the class that was requested.
         """
         await self.until_done()
         return read_answer(self._answer(), self._kind)
@@ -219,17 +219,17 @@ class ChatEventStream(Generic[ParsedT]):
 
     @property
     def report(self) -> Report:
-        """Figures so far; final once the answer was read to its end."""
+        """The figures so far; final once the answer has been read to its end."""
         return self._chunks.report
 
     @property
     def usage(self) -> AnswerUsage:
-        """Tokens of the answer so far; ``is_estimated``: not all are an endpoint's own count."""
+        """Tokens of the answer so far; ``is_estimated`` is True if not all of them were counted by an endpoint."""
         return self._chunks.usage
 
     @property
     def rating_key(self) -> str:
-        """A name of this answer for ``Client.rate``, as of any stream."""
+        """A key that identifies this answer in ``Client.rate``."""
         return self._chunks.rating_key
 
     def rate(self, good: bool) -> bool:
@@ -260,7 +260,7 @@ class ChatEventStream(Generic[ParsedT]):
         return whole_answer(self._assembler.completion(), self._chunks.report)
 
     def _add(self, chunk: ChatCompletionChunk) -> None:
-        """Add a chunk, and the events that it makes."""
+        """Add a chunk, and queue its events."""
         self._assembler.add(chunk)
         if not chunk.choices and not self._shows_usage:
             return
@@ -276,7 +276,7 @@ class ChatEventStream(Generic[ParsedT]):
         self._events.extend(events)
 
     def _read(self, index: int) -> ParsedT | None:
-        """Return the object that a choice's text is the JSON of; None: there is no text."""
+        """Return the object parsed from a choice's text, or None if there is no text."""
         answer = self._answer()
         choice = _choice_of(answer, index)
         if self._kind is None or choice.message.refusal:
@@ -292,7 +292,7 @@ class _ChoiceEvents(Generic[ParsedT]):
     """Makes the events of one choice.
 
     Args:
-        read: returns the object that the text of the choice with this index is the JSON of; None: the text is not read.
+        read: returns the object parsed from the text of the choice with this index; None if texts aren't parsed.
     """
 
     def __init__(self, read: Callable[[int], ParsedT | None] | None) -> None:
@@ -301,13 +301,13 @@ class _ChoiceEvents(Generic[ParsedT]):
         self._refusal = ""
         self._logprobs: list[TokenLogprobs] = []
         self._refusal_logprobs: list[TokenLogprobs] = []
-        self._is_done: set[str] = set()  # types of the events that come once
+        self._is_done: set[str] = set()  # types of one-time events that have been sent
         self._calls = ToolCalls()
-        self._call: int | None = None  # the one that is being written
-        self._arguments: dict[int, str] = {}  # of calls of functions, by number
+        self._call: int | None = None  # number of the call that is being written
+        self._arguments: dict[int, str] = {}  # arguments of function calls, by number
 
     def add(self, choice: ChunkChoice) -> list[ChatEvent[ParsedT]]:
-        """Add the choice's part of a chunk, and return its events, in the order of OpenAI's helper."""
+        """Add the choice's part of a chunk, and return its events in the order of OpenAI's helper."""
         delta = choice.delta
         events: list[ChatEvent[ParsedT]] = []
         if delta.content is not None:
@@ -332,11 +332,11 @@ class _ChoiceEvents(Generic[ParsedT]):
         return events + ended
 
     def end(self, index: int) -> list[ChatEvent[ParsedT]]:
-        """Return the events of what is whole with the end of the choice that were not there before."""
+        """Return the events for everything that the end of the choice completes and that weren't sent before."""
         return [*self._end_text(index), *self._end_call()]
 
     def _add_call(self, delta: ToolCallDelta, index: int, ended: list[ChatEvent[ParsedT]]) -> list[ChatEvent[ParsedT]]:
-        """Add a piece of a call, and return its event; ``ended`` gets those of what ends with the beginning of another call."""
+        """Add a piece of a call and return its event. If another call begins, the events of what it ends are added to ``ended``."""
         call, piece = self._calls.add(delta), arguments_of(delta) or ""
         if call.index != self._call:
             ended += self.end(index)
@@ -347,7 +347,7 @@ class _ChoiceEvents(Generic[ParsedT]):
         return [FunctionToolCallArgumentsDeltaEvent(name=call.name, index=call.index, arguments=text, arguments_delta=piece)]
 
     def _end_text(self, index: int) -> Iterator[ChatEvent[ParsedT]]:
-        """Yield the events of what is whole, each once."""
+        """Yield the events for texts that are complete, each only once."""
         if self._content and self._ends("content.done"):
             yield ContentDoneEvent(content=self._content, parsed=self._read(index) if self._read is not None else None)
         if self._refusal and self._ends("refusal.done"):
@@ -358,7 +358,7 @@ class _ChoiceEvents(Generic[ParsedT]):
             yield LogprobsRefusalDoneEvent(refusal=self._refusal_logprobs)
 
     def _ends(self, event: str) -> bool:
-        """Return True the first time that it is asked for this type of event."""
+        """Return True the first time that it is called for this type of event."""
         is_first = event not in self._is_done
         self._is_done.add(event)
         return is_first

@@ -1,4 +1,4 @@
-"""The SDK's front door: endpoints, budget and pace in one object that outlives many answers."""
+"""The SDK's entry point: one object with endpoints, budget and pace, which makes many answers."""
 
 from __future__ import annotations
 
@@ -47,45 +47,45 @@ __all__ = ["Client"]
 
 
 class Client:
-    """A client that asks a device and a server for each answer; many answers may run at the same time.
+    """A client that uses a device and a server for each answer; many answers may run at the same time.
 
-    The client owns its endpoints: it starts them, and closing it closes them. It may be used in one event loop after the other, and is
-    closed in any; it can't be used in two loops at the same time, nor in a process that was forked while it is in use.
+    The client owns its endpoints: it starts them, and closing it closes them. It may be used in one event loop after another, and closed in
+    any of them; it can't be used in two loops at the same time, nor in a process that was forked while it is in use.
 
     Args:
         device: the small model on this machine: a GGUF file, an endpoint, or the URL of a server that runs there with one model
-            (``LocalServerEndpoint``); None: there is none.
-        server: the remote model: an endpoint, an OpenAI model name, or a list of endpoints; None: there is none. The first of a list takes
-            part in the race, the others are its fallbacks in their order.
-        budget: share of the work that the expensive side may do, 0 to 1. 0 is a promise: the server is never asked, whatever happens
-            (the device, if ``Race(constrained="device")`` says so). In a race: share of all prompt tokens that the constrained
-            side may process (DiSCo 4.1, b); None: 0.3. It caps what really happens from the first answer on, within 0.01 and, among the
-            first 500 answers, one mean prompt (docs/dispatch.md). If the device drafts: share of the drafted tokens that are verified;
-            None: all, so that the answer is the verifier's own.
-        mode: how answers are made. ``Race(...)``: the whole answer comes from the endpoint that is first. ``Speculate(...)``: the device
+            (``LocalServerEndpoint``); None if there is none.
+        server: the remote model: an endpoint, an OpenAI model name, or a list of endpoints; None if there is none. The first of a list
+            takes part in the race, the others are its fallbacks in this order.
+        budget: share of the work that the expensive side may do, 0 to 1. 0 is a promise: the server is never used, whatever happens
+            (or the device, with ``Race(constrained="device")``). In a race: share of all prompt tokens that the constrained
+            side may process (DiSCo 4.1, b), by default 0.3. It limits the actual share from the first answer on, within 0.01 and, among the
+            first 500 answers, one mean prompt (docs/dispatch.md). If the device drafts: share of the drafted tokens that are verified, by
+            default all, so that the answer is the verifier's own.
+        mode: how answers are made. ``Race(...)``: the whole answer comes from whichever endpoint is first. ``Speculate(...)``: the device
             drafts and the server verifies, if that is possible (docs/speculation.md). ``Auto(Race(...), Speculate(...))``: the faster of
-            the two, answer by answer. ``Split(...)``: a model's ends are on the device and its middle is at servers, and there is neither
-            ``device`` nor ``server`` (docs/split.md). "race", "speculate" and "auto" are short for the modes with their defaults.
-        pace: tokens per second at the reader, "reading" (4.8), "listening" (3.5), "smooth" (as they come, but bursts are shown evenly, no
-            text more than 0.4 seconds late), or None: as fast as they come.
-        profile: what an earlier client learned (``Client.profile()``), or the file that it was written to; None: nothing is known.
-        on_failure: what becomes of an answer if its endpoint fails in the middle. "migrate": another endpoint continues after the last good
-            token, if one can. "restart": the same, and if none can, an endpoint is asked for the whole answer again. The text that the
-            reader has is taken out of it, and an answer that differs from that text is an error (for greedy decoding; docs/migration.md).
+            the two, chosen for each answer. ``Split(...)``: the ends of a model run on the device and its middle on servers; there is no
+            ``device`` and no ``server`` then (docs/split.md). "race", "speculate" and "auto" stand for the modes with their defaults.
+        pace: tokens per second at the reader, "reading" (4.8), "listening" (3.5), "smooth" (as text arrives, but bursts are shown evenly,
+            no text more than 0.4 seconds late), or None to send text as soon as it arrives.
+        profile: what an earlier client learned (``Client.profile()``), or the file that it was written to; None to start without.
+        on_failure: what to do if an endpoint fails in the middle of an answer. "migrate": another endpoint continues after the last good
+            token, if one can. "restart": the same, but if none can, an endpoint generates the whole answer again. The text that the reader
+            already has is removed from it, and an answer that differs from that text is an error (for greedy decoding; docs/migration.md).
             "raise": the error, with the text so far. None: "migrate", but "raise" for requests with tools or a JSON schema.
         limits: bounds on what may be buffered.
-        on_degraded: what happens when an answer can't be had as it was asked for. "warn": it comes all the same; ``report.notes`` says
-            what is different, and each kind is logged once; but a server's 401, 403 and 404 fail the call, because they are configuration.
-            "answer": the same, but another endpoint answers then, too. "raise": the call fails. "ignore": as "answer", without a line in
+        on_degraded: what to do when a request can't be served as asked. "warn": it is answered all the same; ``report.notes`` says what is
+            different, and each kind is logged once; but a server's 401, 403 and 404 fail the call, because they are configuration errors.
+            "answer": the same, but another endpoint answers even then. "raise": the call fails. "ignore": as "answer", without a line in
             the log (docs/degradation.md).
-        timeout: seconds to wait for each of connection, first token and next token; limits by phase as ``Timeouts`` or ``httpx.Timeout``;
-            None: no limit. Not given: each endpoint's own.
-        max_retries: further tries at each server before the first token; None: each endpoint's own number.
-        observers: follow all answers: ``AnswerMetrics``, ``AnswerSpans``, or your own (docs/observability.md).
-        seed: seed of the policies' random draws, to repeat them; None: from the system.
+        timeout: seconds to wait for each of connection, first token and next token; ``Timeouts`` or ``httpx.Timeout`` for limits by phase;
+            None for no limit. If it isn't given, each endpoint uses its own limits.
+        max_retries: retries at each server before the first token; None uses each endpoint's own number.
+        observers: objects that follow all answers: ``AnswerMetrics``, ``AnswerSpans``, or your own (docs/observability.md).
+        seed: seed for the policies' random draws, to make them repeatable; None takes one from the system.
 
     Raises:
-        ConfigError: neither device nor server, names that are not unique, an option out of range.
+        ConfigError: neither device nor server, duplicate names, or an option out of range.
     """
 
     def __init__(
@@ -137,12 +137,12 @@ class Client:
         self._owns_endpoints = True
         self.chat = Chat(self.open_chat)
 
-    # Life
+    # Starting and closing
 
     async def start(self) -> None:
-        """Load the model, open the connection pools, ask the verifier for its properties; idempotent.
+        """Load the model, open the connection pools, and ask the verifier for its properties; idempotent.
 
-        An endpoint that can't start is left out, and reports say why.
+        An endpoint that can't start isn't used, and reports say why.
 
         Raises:
             AllEndpointsFailed: no endpoint could start.
@@ -151,10 +151,10 @@ class Client:
         await self._settings.start()
 
     async def check_device(self, *, seconds: float = 5.0) -> str | None:
-        """Return None if the device's engine answers, or none is loaded; else one sentence that says what happens instead.
+        """Return None if the device's engine responds or there is none; otherwise a sentence that says what is wrong.
 
         Args:
-            seconds: time that the engine's thread has.
+            seconds: how long to wait for the engine's thread.
         """
         engine = getattr(self._settings.endpoints.device, "engine", None)
         return None if engine is None else await check_engine(engine, seconds)
@@ -163,7 +163,7 @@ class Client:
         """Stop all answers, release every connection, model and task; idempotent. A client from ``with_options`` closes nothing.
 
         Args:
-            keep: names of endpoints that stay open, because another client has them, too.
+            keep: names of endpoints to leave open, because another client uses them, too.
         """
         if self._owns_endpoints:
             await self._settings.endpoints.aclose(keep)
@@ -176,7 +176,7 @@ class Client:
         try:
             await self.start()
         except BaseException:
-            await self.aclose()  # __aexit__ is not called then, and an endpoint that did start must not stay open
+            await self.aclose()  # __aexit__ isn't called in this case, and an endpoint that did start must not stay open
             raise
         return self
 
@@ -185,12 +185,12 @@ class Client:
 
     @property
     def pace(self) -> ReaderPace:
-        """Tokens per second at the reader; "smooth": as they come, but evenly; None: as fast as they come."""
+        """Tokens per second at the reader; "smooth" sends text evenly at the rate that it arrives; None sends it as soon as it arrives."""
         return self._settings.pace
 
     @property
     def on_degraded(self) -> OnDegraded:
-        """What happens when an answer can't be had as it was asked for."""
+        """What happens when a request can't be served as asked."""
         return self._settings.degradations.rule
 
     def with_options(
@@ -205,15 +205,15 @@ class Client:
         timeout: RequestTimeout | Unset = UNSET,
         max_retries: int | None = None,
     ) -> Client:
-        """Return a client with other settings over the same endpoints.
+        """Return a client with different settings that uses the same endpoints.
 
-        A mode replaces the client's as a whole; "race" and "speculate" name the one that the client has, or had before. What is learned
-        and spent, ``totals`` included, is shared unless ``budget`` or another setting for dispatch is given. Then the new client has an
-        account of its own, which starts empty. A device that was loaded for a client without ``Speculate`` can't draft: answers race then,
-        and say so.
+        A mode replaces the client's mode completely; "race" and "speculate" stand for the one that the client has, or had before. What is
+        learned and spent, including ``totals``, is shared unless ``budget`` or another setting for dispatch is given. In that case the new
+        client starts a new, empty account. A device that was loaded for a client without ``Speculate`` can't draft: its answers are raced,
+        and their reports say so.
 
         Raises:
-            ConfigError: an option out of range, or a split model on one of the two sides, because it has other endpoints.
+            ConfigError: an option is out of range, or only one of the two clients has a split model, which needs other endpoints.
         """
         settings = self._settings
         check_options(limits, None if isinstance(on_failure, Unset) else on_failure)
@@ -240,7 +240,7 @@ class Client:
         return other
 
     def _with_mode(self, chosen: Mode, budget: float | None) -> ClientSettings:
-        """Return the client's settings with another mode, or another budget for it; None: the same budget."""
+        """Return the client's settings with another mode or another budget; None keeps the budget."""
         settings = self._settings
         if chosen.endpoint is not settings.mode.endpoint:
             expected = "Split where the client is made, and there alone, because no other mode has its endpoint"
@@ -268,18 +268,19 @@ class Client:
         )
 
     def profile(self) -> bytes:
-        """Return what was learned so far, as JSON: the server's TTFT distribution, the device's speed, lengths of prompts and answers."""
+        """Return what the client has learned, as JSON: the server's TTFT distribution, the device's speed, prompt and answer lengths."""
         return self._settings.planner.profile()
 
     def rate(self, request_id: str, good: bool) -> bool:
-        """Say whether an answer was good, so that the quality gate learns when the device's answers are (docs/howto/quality.md).
+        """Say whether an answer was good, so that the quality gate learns when the device's answers are good (docs/howto/quality.md).
 
         Args:
-            request_id: ``report.request_id`` or ``stream.rating_key`` of one of the last 1,000 answers, which has ended.
+            request_id: ``report.request_id`` or ``stream.rating_key`` of an answer that has ended, one of the last 1,000.
             good: True if the answer was good enough.
 
         Returns:
-            True if something was learned. False: the device didn't write all of the answer, or doesn't tell how sure it is of its tokens.
+            True if the gate learned something; False if the device didn't write all of the answer, or doesn't report how sure it is of its
+            tokens.
 
         Raises:
             ConfigError: the client has no ``Race(quality=...)``, or ``good`` is neither True nor False.
@@ -289,16 +290,16 @@ class Client:
 
     @property
     def totals(self) -> Totals:
-        """Costs of all answers so far; clients from ``with_options`` share them as they share what is spent.
+        """Costs of all answers so far; clients from ``with_options`` share them if they share the account.
 
-        An answer is added when all its work has ended: with the end of its stream, or shortly later if a loser is still being cancelled.
-        ``aclose`` of the stream waits for that. Requests that no endpoint could serve are not in it.
+        An answer is added when all its work has ended: at the end of its stream, or shortly after if a loser is still being cancelled.
+        ``aclose`` of the stream waits for that. Requests that no endpoint could serve aren't included.
         """
         return self._settings.totals.totals()
 
     @property
     def race(self) -> Race:
-        """The settings of the client's raced answers, whatever its mode; ``msgspec.structs.replace`` changes one of them."""
+        """The client's settings for raced answers, whatever its mode; use ``msgspec.structs.replace`` to change one of them."""
         race = self._settings.modes["race"]
         if not isinstance(race, Race):
             raise AssertionError(f"expected a Race under its name, got {type(race).__name__}")
@@ -306,25 +307,25 @@ class Client:
 
     @property
     def observers(self) -> AnswerObservers:
-        """The observers of the answers, of which more can be added; clients from ``with_options`` share them."""
+        """The observers of the answers; you can add more. Clients from ``with_options`` share them."""
         return self._settings.observers
 
     @property
     def endpoint_names(self) -> tuple[str, ...]:
-        """Names of the endpoints, as reports have them: the device's, then those of the servers in the order of their use."""
+        """Names of the endpoints, as in reports: the device first, then the servers in the order of their use."""
         return tuple(self._settings.endpoints.endpoints)
 
     @property
     def sides(self) -> frozenset[Kind]:
-        """The sides that answers may come from; one that policy or budget keeps out is not among them."""
+        """The sides that answers may come from, without a side that the policy or the budget excludes."""
         endpoints, kept_out = self._settings.endpoints, self._settings.planner.kept_out
         return frozenset(each.kind for each in endpoints.endpoints.values() if each.kind != kept_out)
 
     @property
     def server_prices(self) -> Mapping[str, TokenPrices]:
-        """Prices of the servers that may be asked, by name; {}: none may be.
+        """Prices of the servers that may be used, by name; {} if none may be.
 
-        If drafts are verified and there is no server, they are those of the verifier, which are not known.
+        If drafts are verified and there is no server, it has an entry for the verifier, whose prices aren't known.
         """
         settings = self._settings
         if settings.planner.kept_out == "server":
@@ -335,25 +336,25 @@ class Client:
 
     @property
     def may_speculate(self) -> bool:
-        """True if the mode lets a verifier check drafts; then a server may compute more tokens than an answer has."""
+        """True if the mode lets a verifier check drafts; then a server may compute more tokens than an answer contains."""
         return self._settings.planner.may_draft
 
     @property
     def unspeculated(self) -> str:
-        """Reason why no answer can be speculated now, whatever its request; "" if some can, and if none is to be. Known after the start."""
+        """Why no answer can be speculated at present, whatever the request; "" if some can, or if none should. Known after the start."""
         return self._settings.planner.problem
 
     @property
     def degraded(self) -> tuple[Degradation, ...]:
-        """The endpoints that failed or could not start, and have not answered since; empty: all is well, as far as it is known."""
+        """The endpoints that failed or could not start, and have not answered since; empty if no problem is known."""
         return self._settings.degradations.present
 
-    # Asking
+    # Requests
 
     async def count_tokens(self, request: Request) -> TextCount | None:
-        """Return the length of a request's prompt, and what counted it ("estimate": nothing did); no endpoint is asked over a network.
+        """Return the length of a request's prompt and what counted it ("estimate" if nothing did), without using the network.
 
-        None: no endpoint can count it, as for images.
+        The result is None if no endpoint can count it, as with images.
         """
         await self.start()
         device, servers = self._settings.endpoints.available()
@@ -372,9 +373,9 @@ class Client:
         """Ask for an answer as tokens; nothing happens before the first read.
 
         Args:
-            messages: a prompt, or a conversation in OpenAI's form. A prompt is a user's message; if every server has the completions API,
-                it is text to continue, for the device too.
-            model: the remote model's name; None: the server endpoint's own.
+            messages: a prompt, or a conversation in OpenAI's form. A prompt is a user message; if every server uses the completions API, it
+                is text to continue, for the device too.
+            model: the remote model's name; None uses the server endpoint's.
             pace: overrides the client's pace.
             options: the arguments of ``chat.completions.create``.
 
@@ -399,14 +400,14 @@ class Client:
         is_streamed: bool = True,
         notes: Sequence[str] = (),
     ) -> ChatStream:
-        """Ask for an answer as chunks, from a request already built; nothing happens before the first read.
+        """Ask for an answer as chunks, with a request that is already built; nothing happens before the first read.
 
         Args:
             request: the request.
             pace: overrides the client's pace.
-            includes_usage: the last chunk has the usage.
-            is_streamed: False: the chunks become a whole answer, which has no pace.
-            notes: sentences that the report's notes begin with.
+            includes_usage: True if the last chunk has the usage.
+            is_streamed: False if the chunks are joined to a whole answer, which has no pace.
+            notes: the first notes of the report.
         """
         answer = self._answer(request, pace if is_streamed else None, is_streamed=is_streamed, notes=notes)
         return ChatStream(answer, includes_usage=includes_usage)
@@ -423,10 +424,10 @@ class Client:
 
 
 def _check_alone(mode: Mode, settings: Mapping[str, object]) -> None:
-    """Check that no setting is given that is about several endpoints, where one makes all answers; None: not given.
+    """Reject settings for several endpoints in a mode where one endpoint makes all answers; None counts as not given.
 
     Raises:
-        ConfigError: one is given.
+        ConfigError: such a setting is given.
     """
     for name, value in settings.items():
         if value is not None:

@@ -1,4 +1,4 @@
-"""Figures that reports of raced and of speculated answers compute alike."""
+"""Figures that the reports of raced and speculated answers compute in the same way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["answer_ending", "total_cost"]
 
 
 def total_cost(costs: Iterable[float | None]) -> float | None:
-    """Return the sum of the costs; None: one of them is not known."""
+    """Return the sum of the costs, or None if one of them isn't known."""
     known = []
     for cost in costs:
         if cost is None:
@@ -20,12 +20,12 @@ def total_cost(costs: Iterable[float | None]) -> float | None:
 
 
 def answer_ending(*, was_left: bool, error: Exception | None, finished: float | None) -> Ending | None:
-    """Return how an answer ended; None: it has not.
+    """Return how an answer ended, or None if it hasn't.
 
     Args:
         was_left: True if the reader left before the end.
-        error: what the answer ended with; None: no error.
-        finished: when it ended; None: not yet.
+        error: the error that the answer ended with, or None.
+        finished: when it ended, or None if it hasn't.
     """
     if was_left:
         return "left"

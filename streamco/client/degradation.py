@@ -1,7 +1,7 @@
-"""Degradations: what was asked for is not what happens. Each is a note in the answer's report and a warning in the log, or an error.
+"""Degradations: requests that aren't served as asked. Each is a note in the answer's report and a warning in the log, or an error.
 
-A server's 401, 403 or 404 is different from an outage: it is configuration, and stays wrong until it is mended. So it fails the call,
-unless degradations are ignored. If it comes when the answer is under way already, the next calls of the following seconds fail.
+A server's 401, 403 or 404 is different from an outage: it is a configuration error, and stays until somebody fixes it. So it fails the
+call, unless degradations are ignored. If it arrives when the answer is already in progress, the calls of the next seconds fail.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ __all__ = ["Degradation", "Degradations", "OnDegraded"]
 
 OnDegraded = Literal["warn", "answer", "raise", "ignore"]
 
-_MAX_KINDS = 1000  # kinds that are logged: names of fields and models are the callers', and could fill the log and the memory
-_REFUSED_SECONDS = 30.0  # a refusal that came too late for its own answer fails the answers of so long
+_MAX_KINDS = 1000  # kinds that are logged: callers choose the names of fields and models, which could fill the log and the memory
+_REFUSED_SECONDS = 30.0  # for this long, a refusal that came too late for its own answer makes other answers fail
 
 _logger = logging.getLogger("streamco")
 
 
 class Degradation(Struct, frozen=True, kw_only=True):
-    """An endpoint that is not used as was asked for.
+    """An endpoint that isn't used as requested.
 
     Args:
         endpoint: its name.
         kind: what happened: an error's name with its status, or one of "left out", "not speculated", "limited".
-        note: what was asked for, and what happens instead.
+        note: what was requested, and what happens instead.
         since: seconds since 1970.
     """
 
@@ -45,8 +45,8 @@ class Degradations:
     """The degradations of a client; clients from ``with_options`` share them.
 
     Args:
-        rule: "warn": each (endpoint, kind) is logged once; "answer": the same, and a refusal fails no answer that another endpoint can
-            give; "raise": it is an error; "ignore": it is in reports only, and a refusal fails none either.
+        rule: "warn": each (endpoint, kind) is logged once; "answer": the same, and a refusal doesn't fail an answer that another endpoint
+            can give; "raise": it is an error; "ignore": it is only in reports, and a refusal doesn't fail such an answer either.
 
     Raises:
         ConfigError: another rule.
@@ -61,7 +61,7 @@ class Degradations:
         self._refusals: dict[str, tuple[float, EndpointError]] = {}
 
     def with_rule(self, rule: OnDegraded | None) -> Degradations:
-        """Return degradations by another rule that know what these know, and the other way round; None: the same rule."""
+        """Return degradations with another rule that share all records with these; None returns these."""
         if rule is None:
             return self
         other = Degradations(rule)
@@ -88,12 +88,12 @@ class Degradations:
 
         Args:
             notes: the answer's notes; the same sentence is added once.
-            kind: what happened, without figures and without words of the caller's, so that it is logged once.
-            endpoint: name of the endpoint that is not used as was asked for.
-            sentence: what was asked for, what happens instead, and the cure if there is one.
-            logged: the sentence without words of the caller's; None: it has none.
-            may_raise: False: the reader has the answer already.
-            may_log: False: it is in the log already.
+            kind: what happened, without figures and without the caller's words, so that it is logged once.
+            endpoint: name of the endpoint that isn't used as requested.
+            sentence: what was requested, what happens instead, and the remedy if there is one.
+            logged: the sentence without the caller's words; None if it contains none of them.
+            may_raise: False if the reader already has the answer.
+            may_log: False if it is already in the log.
 
         Raises:
             DegradedError: the rule is "raise".
@@ -114,10 +114,10 @@ class Degradations:
 
         Args:
             notes: the answer's notes.
-            error: the failure. Its text is in the report; the log has its kind only, because it may quote the request.
+            error: the failure. Its message goes into the report; the log has only its kind, because the message may quote the request.
             endpoint: name of the endpoint.
             instead: what happened instead.
-            may_log: False: the caller gets the error.
+            may_log: False if the caller gets the error.
         """
         kind = describe_error(error)
         sentence = f"{endpoint} failed ({kind}): {instead}"
@@ -129,7 +129,7 @@ class Degradations:
             self._refusals[endpoint] = (time.monotonic(), error)
 
     def record_start_failure(self, notes: list[str], error: EndpointError, *, endpoint: str) -> None:
-        """Record an endpoint that could not start and is left out. Its error's text is logged: nothing was asked yet.
+        """Record an endpoint that could not start and is left out. Its error message is logged, because nothing has been sent yet.
 
         Raises:
             DegradedError: the rule is "raise".
@@ -139,14 +139,14 @@ class Degradations:
         self.record(notes, kind=kind, endpoint=endpoint, sentence=f"endpoint left out, it could not start: {error}")
 
     def record_success(self, endpoint: str) -> None:
-        """Record that an endpoint has answered: its failures are over, and a new one is logged again."""
+        """Record that an endpoint has answered: its failures are over, and a new one will be logged again."""
         present = self._present.pop(endpoint, None)
         if present is not None:
             self._logged.discard((endpoint, present.kind))
             self._refusals.pop(endpoint, None)
 
     def refusal(self, endpoint: str) -> EndpointError | None:
-        """Return the refusal that this endpoint sent in the last seconds, too late for its own answer; None: there is none."""
+        """Return the refusal that this endpoint sent in the last seconds, too late for its own answer, or None if there is none."""
         if self.rule in {"answer", "ignore"}:
             return None
         at, error = self._refusals.get(endpoint, (0.0, None))

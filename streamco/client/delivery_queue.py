@@ -17,17 +17,17 @@ class DeliveryQueue:
 
     Attributes:
         batches: deliveries that wait for the reader.
-        unread: tokens in ``batches``, and chunks without any.
-        in_hand: the same of the delivery that the reader took last; 0 when it asks for the next one.
+        unread: size of ``batches``: their tokens, and one for each chunk without known tokens.
+        in_hand: size of the delivery that the reader took last; 0 once it asks for the next one.
         is_reading: True while a task waits for a delivery.
         has_finished: True if nothing more will be put in.
         has_left: True if the reader has left.
-        error: what the answer ended with; None: no error.
+        error: the error that the answer ended with, or None.
     """
 
     def __init__(self) -> None:
         self.batches: deque[Batch] = deque()
-        self._sizes: deque[int] = deque()  # of the batches
+        self._sizes: deque[int] = deque()  # sizes of the batches
         self.unread = 0
         self.in_hand = 0
         self.is_reading = False
@@ -44,7 +44,7 @@ class DeliveryQueue:
     # The driver's side
 
     def put(self, batch: Batch) -> None:
-        """Deliver a batch; after the reader has left, drop it."""
+        """Deliver a batch, or drop it if the reader has left."""
         if not self.has_left:
             size = _size(batch)
             self.batches.append(batch)
@@ -59,7 +59,7 @@ class DeliveryQueue:
         self.wake()
 
     def leave(self) -> None:
-        """Drop what was not read, and everything that comes later."""
+        """Drop everything unread, and everything that comes later."""
         self.has_left = True
         self.batches.clear()
         self._sizes.clear()
@@ -74,7 +74,7 @@ class DeliveryQueue:
     # The reader's side
 
     async def next(self) -> Batch | None:
-        """Wait for the next delivery; None: the answer is complete. Cancelling loses nothing.
+        """Wait for the next delivery; None means that the answer is complete. Cancelling loses nothing.
 
         Raises:
             StreamcoError: the answer failed; everything that came before has been read.
@@ -97,7 +97,7 @@ class DeliveryQueue:
             self.check_end()
 
     def take(self) -> Batch | None:
-        """Return the oldest delivery without waiting; None: there is none, because the answer is complete.
+        """Return the oldest delivery without waiting; None means that there is none, because the answer is complete.
 
         Raises:
             StreamcoError: the answer failed.
@@ -156,7 +156,7 @@ class DeliveryQueue:
 
 
 def _size(batch: Batch) -> int:
-    """Return the tokens of a delivery: those that a chunk has ids of, else one a chunk."""
+    """Return the tokens in a delivery: the number of ids in a chunk, or one for a chunk without ids."""
     chunks = batch[1]
     size = len(chunks)
     for chunk in chunks:

@@ -17,12 +17,12 @@ Batch = tuple[str, list[ChatCompletionChunk], float]
 
 
 class SpeculatedChunk(ChatCompletionChunk, kw_only=True, gc=False):
-    """A chunk with the origin of its text, or with what became of provisional text.
+    """A chunk with the origin of its text, or with the outcome for provisional text.
 
     Args:
-        origin: how the text came about; "draft": it is provisional. None: the chunk has no text.
-        settled: number of characters, the oldest provisional ones, that are final now.
-        retracted: number of characters, the newest provisional ones, that are taken back.
+        origin: how the text came about; "draft" means that it is provisional. None if the chunk has no text.
+        settled: how many of the oldest provisional characters are now final.
+        retracted: how many of the newest provisional characters are taken back.
     """
 
     origin: Origin | None = None
@@ -31,7 +31,7 @@ class SpeculatedChunk(ChatCompletionChunk, kw_only=True, gc=False):
 
 
 class AnswerDriver(Protocol):
-    """One answer under way, in any mode; owned by its ``PendingAnswer``."""
+    """An answer in progress, in any mode; owned by its ``PendingAnswer``."""
 
     @property
     def is_over(self) -> bool:
@@ -57,7 +57,7 @@ class AnswerDriver(Protocol):
         ...
 
     def cost(self) -> AnswerCost:
-        """Return what the answer has cost so far."""
+        """Return the cost of the answer so far."""
         ...
 
     def usage(self) -> AnswerUsage:
@@ -65,7 +65,7 @@ class AnswerDriver(Protocol):
         ...
 
     async def next_batch(self) -> Batch | None:
-        """Wait for the next delivery; None: the answer is complete."""
+        """Wait for the next delivery; None means that the answer is complete."""
         ...
 
     async def peek(self) -> None:

@@ -1,4 +1,4 @@
-"""The endpoints that clients from ``with_options`` share, started once, and the answers under way."""
+"""The endpoints that clients from ``with_options`` share, started once, and the answers in progress."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ DeviceSetting = str | Path | Endpoint | None
 ServerSetting = str | Endpoint | Sequence[Endpoint] | Sequence[str] | None
 
 
-_PLANNERS = 16  # that are kept, so that a client with other settings for each request doesn't fill the memory
+_PLANNERS = 16  # planners that are kept; a limit, so that a client with new settings for each request doesn't fill the memory
 
 
 class _LoopWork(LoopState):
-    """What was started and is under way on one event loop."""
+    """The endpoints started and the answers in progress on one event loop."""
 
     def __init__(self) -> None:
         self.started: set[str] = set()
@@ -38,7 +38,7 @@ class _LoopWork(LoopState):
 
 
 class Closable(Protocol):
-    """What is closed with a client's endpoints."""
+    """Anything that is closed together with a client's endpoints."""
 
     async def aclose(self) -> None:
         """Release everything; idempotent."""
@@ -49,20 +49,20 @@ ClosableT = TypeVar("ClosableT", bound=Closable)
 
 
 class EndpointSet:
-    """One client's endpoints and its answers under way, on one event loop at a time: in another one they are started again.
+    """A client's endpoints and its answers in progress, on one event loop at a time: on another loop the endpoints are started again.
 
     Args:
         device: as for ``Client``.
         server: as for ``Client``.
 
     Attributes:
-        device: the device; None: there is none.
+        device: the device, or None if there is none.
         servers: the servers, in the order of their use.
         endpoints: all of them, by name.
-        planners: the newest planners of modes that may be made anew for each request and learn all the same.
+        planners: the newest planners, kept so that a mode that is created anew for each request can still learn.
 
     Raises:
-        ConfigError: neither device nor server, not an endpoint, names that are not unique.
+        ConfigError: neither device nor server, something that isn't an endpoint, or duplicate names.
     """
 
     def __init__(self, device: DeviceSetting, server: ServerSetting) -> None:
@@ -81,42 +81,42 @@ class EndpointSet:
 
     @property
     def unavailable(self) -> Mapping[str, EndpointError]:
-        """Endpoints that could not start, with their errors."""
+        """The endpoints that could not start, with their errors."""
         return self._work.get().unavailable
 
     @property
     def active(self) -> set[AnswerDriver]:
-        """Drivers of answers that have work under way."""
+        """Drivers of answers whose work is still in progress."""
         return self._work.get().active
 
     @property
     def is_open(self) -> bool:
-        """True if answers may begin: the endpoints were not closed, and the event loop isn't ending."""
+        """True if answers may begin: the endpoints aren't closed, and the event loop isn't ending."""
         return not self._is_closed and self._work.current is not None
 
     @property
     def takes_raw_text(self) -> bool:
-        """True if there are servers and all of them have the completions API: then a prompt is text to continue and no message."""
+        """True if there are servers and all of them use the completions API; a prompt is then text to continue, not a message."""
         return bool(self.servers) and all(getattr(server, "api", "chat") == "completions" for server in self.servers)
 
     def available(self) -> tuple[Endpoint | None, list[Endpoint]]:
-        """Return the device and the servers without those that could not start."""
+        """Return the device and the servers, without endpoints that could not start."""
         unavailable = self.unavailable
         device = self.device if self.device is not None and self.device.name not in unavailable else None
         return device, [server for server in self.servers if server.name not in unavailable]
 
     def missing(self, kept_out: Kind | None) -> Mapping[str, EndpointError]:
-        """Return the endpoints that could not start, with their errors, without those of the side that is kept out; None: no side is."""
+        """Return the endpoints that could not start, with their errors, except on the excluded side (None excludes none)."""
         return {name: error for name, error in self.unavailable.items() if self.endpoints[name].kind != kept_out}
 
     def is_started(self, kept_out: Kind | None = None) -> bool:
-        """Return True if every endpoint was started that is not on the side that is kept out.
+        """Return True if every endpoint has started, apart from those on the excluded side.
 
         Raises:
             ConfigError: another event loop is running with the client, or this process was forked from the one that uses it.
         """
         started = self._work.get().started
-        if len(started) == len(self.endpoints):  # each answer asks
+        if len(started) == len(self.endpoints):  # the usual case, checked for each answer
             return True
         return all(name in started or endpoint.kind == kept_out for name, endpoint in self.endpoints.items())
 
@@ -124,10 +124,10 @@ class EndpointSet:
         """Start every endpoint, all at the same time; idempotent in each event loop.
 
         Args:
-            kept_out: the side that must not be used: its endpoints are not started. None: no side.
+            kept_out: the side that must not be used; its endpoints aren't started. None for neither side.
 
         Raises:
-            AllEndpointsFailed: no endpoint could start; a single endpoint raises its own error.
+            AllEndpointsFailed: no endpoint could start; if there is only one, its own error is raised.
             StreamClosed: the endpoints were closed.
             ConfigError: another event loop is running with the client, or this process was forked from the one that uses it.
         """
@@ -139,7 +139,7 @@ class EndpointSet:
             if not wanted:
                 return
             results = await asyncio.gather(*(self.endpoints[name].start() for name in wanted), return_exceptions=True)
-            if self._is_closed:  # in the meantime; what has started since must not stay open
+            if self._is_closed:  # it was closed in the meantime, and what has started since must not stay open
                 await self._close_endpoints()
                 self.check_open()
             work.unavailable |= _failed_to_start(wanted, results, is_alone=not work.started)
@@ -155,22 +155,22 @@ class EndpointSet:
             raise StreamClosed("expected an open client, got a request after it was closed")
 
     async def aclose(self, keep: Collection[str] = ()) -> None:
-        """End all work and release the endpoints, without those whose names are in ``keep``."""
+        """End all work and release the endpoints, except the ones named in ``keep``."""
         self._is_closed = True
         work = self._work.current
         await self._work.aclose()
         await self._close_endpoints(keep)
         if work is not None:
-            async with work.lock:  # a start that runs closes what it has started
+            async with work.lock:  # a start in progress closes what it has started
                 pass
 
     def share(self, key: Hashable, make: Callable[[], ClosableT]) -> ClosableT:
-        """Return what all clients over these endpoints share under a key; the first one that asks makes it.
+        """Return the object that all clients of these endpoints share under a key; the first call creates it.
 
         It is closed with the endpoints, before they are closed themselves.
 
         Args:
-            key: what it is: equal keys stand for one kind of object.
+            key: identifies the object: equal keys return the same one.
             make: returns a new one.
         """
         if key not in self._shared:
@@ -178,7 +178,7 @@ class EndpointSet:
         return cast(ClosableT, self._shared[key])
 
     async def _close_endpoints(self, keep: Collection[str] = ()) -> None:
-        """Close what is shared, then all endpoints that aren't kept, also if one of them raises; then raise its error."""
+        """Close the shared objects, then all endpoints that aren't kept, even if one of them raises; then raise its error."""
         errors: list[BaseException | None] = []
         endpoints = [endpoint for name, endpoint in self.endpoints.items() if name not in keep]
         for group in (self._shared.values(), endpoints):
@@ -189,7 +189,7 @@ class EndpointSet:
 
 
 def _failed_to_start(names: Sequence[str], results: Sequence[BaseException | None], *, is_alone: bool) -> dict[str, EndpointError]:
-    """Return the endpoints that could not start; raise if no endpoint could, and ``is_alone``: no other one was started before."""
+    """Return the endpoints that could not start. Raise if none could, and none had started before (``is_alone``)."""
     failed: dict[str, EndpointError] = {}
     for name, result in zip(names, results, strict=True):
         if isinstance(result, EndpointError):

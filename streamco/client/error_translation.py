@@ -1,7 +1,7 @@
-"""Translates what an endpoint raised: a failure of the endpoint, a mistake of the caller's, or a defect.
+"""Classifies an exception from an endpoint: a failure of the endpoint, a mistake of the caller, or a defect.
 
-Only a failure may be made up for by another endpoint, and counts against this one. The other two end the answer, and reach the reader as
-an error: if the device answered in place of a server that a mistake kept from being asked, the mistake would stay.
+Only after a failure may another endpoint take over, and only a failure counts against this endpoint. The other two end the answer, and
+the reader gets an error: if the device answered because a mistake kept the server from being asked, nobody would notice the mistake.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = ["FailedStream", "FinishedStream", "as_failure", "as_raised", "failure
 
 
 def failure_of(error: Exception, source: str) -> EndpointError:
-    """Return an endpoint's failure, with the endpoint's name; an error of ours that is no endpoint's becomes the cause of one.
+    """Return an error as the endpoint's failure, with the endpoint's name; another ``StreamcoError`` becomes the cause of a failure.
 
-    An endpoint's error and the network's errors that caused it lose their tracebacks: the frames there hold the request and what holds the
-    error, a cycle that only the garbage collector would free. Other causes are defects, and keep theirs.
+    The endpoint's error and the network errors that caused it lose their tracebacks: the frames refer to the request and to the owner of
+    the error, a cycle that only the garbage collector would free. Other causes are defects, and keep their tracebacks.
 
     Raises:
         ConfigError, UsageError: the error is the caller's mistake.
@@ -33,7 +33,7 @@ def failure_of(error: Exception, source: str) -> EndpointError:
 
 
 def as_failure(error: Exception, source: str) -> EndpointError:
-    """Return any error as the endpoint's, where nothing else may come of it: the answer is not the endpoint's any more."""
+    """Return any error as the endpoint's failure, for an endpoint that no longer makes the answer, so that nothing else may follow."""
     if isinstance(error, EndpointError):
         error.endpoint = error.endpoint or source
         _drop_tracebacks(error)
@@ -44,11 +44,11 @@ def as_failure(error: Exception, source: str) -> EndpointError:
 
 
 def as_raised(error: BaseException, where: str, partial: str) -> StreamcoError:
-    """Return what the reader gets after an error that no endpoint may make up for.
+    """Return the error for the reader when no other endpoint may take over.
 
     Args:
-        error: a mistake of the caller's, or a defect.
-        where: what met it, for a defect.
+        error: a mistake of the caller, or a defect.
+        where: the part that encountered it, for a defect.
         partial: the text so far.
     """
     if isinstance(error, StreamcoError):
@@ -74,9 +74,9 @@ def _drop_tracebacks(error: BaseException) -> None:
 
 
 def raisable(error: StreamcoError) -> StreamcoError:
-    """Return a copy of a kept error, to be raised, because an error that is raised holds frames, and the frames hold what keeps the error.
+    """Return a copy of a stored error to raise. Raising the original would create a cycle: its frames refer to whatever stores it.
 
-    An error of a class that a caller made is returned as it is: it may have a state that no copy has.
+    An error of a class that a caller defined is returned as it is, because it may have state that a copy wouldn't have.
     """
     if type(error).__module__ != StreamcoError.__module__:
         return error
@@ -90,7 +90,7 @@ def raisable(error: StreamcoError) -> StreamcoError:
 
 
 def with_partial(error: StreamcoError, text: str, source: str) -> StreamcoError:
-    """Return a copy of an answer's error that keeps the text so far. The given error is its cause, because other answers may share it."""
+    """Return a copy of an answer's error with the text so far. It is a copy because other answers may share the given error, its cause."""
     kept: StreamcoError
     if isinstance(error, EndpointError):
         kept = copy(error)
@@ -103,7 +103,7 @@ def with_partial(error: StreamcoError, text: str, source: str) -> StreamcoError:
 
 
 class FailedStream:
-    """The stream of an endpoint that failed to open one: its first ``receive`` raises the error."""
+    """Stands in for a stream that an endpoint failed to open: its first ``receive`` raises the error."""
 
     def __init__(self, error: EndpointError) -> None:
         self._error = error
@@ -121,7 +121,7 @@ class FailedStream:
 
 
 class FinishedStream:
-    """The stream of an endpoint that is not asked, because the answer may have no more tokens.
+    """Stands in for the stream of an endpoint that isn't used, because the answer may have no more tokens.
 
     Args:
         source: name of the endpoint.

@@ -1,7 +1,8 @@
-"""An event loop on a thread of its own, by which code without asyncio waits for coroutines.
+"""An event loop on a separate thread, with which code without asyncio can wait for coroutines.
 
-The thread starts with the first call, so that a program may make its clients before it forks. It is a daemon thread, and what runs on it is
-closed before the interpreter ends. Whoever waits for a coroutine holds the ``LoopThread``; if nobody holds it any more, it ends by itself.
+The thread starts with the first call, so that a program may create its clients before it forks. It is a daemon thread, and what runs on it
+is closed before the interpreter exits. A caller that waits for a coroutine keeps a reference to the ``LoopThread``; without any references,
+the thread ends by itself.
 """
 
 from __future__ import annotations
@@ -24,31 +25,31 @@ __all__ = ["LoopThread"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_EXIT_SECONDS = 5.0  # that closing may take while the interpreter ends
-_POLL_SECONDS = 0.2 if sys.platform == "win32" else None  # there, a thread that waits without a limit doesn't see Ctrl-C
+_EXIT_SECONDS = 5.0  # limit for closing while the interpreter exits
+_POLL_SECONDS = 0.2 if sys.platform == "win32" else None  # on Windows, a thread that waits without a limit doesn't see Ctrl-C
 
 
 class LoopThread:
     """A thread that runs an event loop; any number of threads may call it at once.
 
     Args:
-        end: what is awaited on the loop before it ends. It must not hold this object.
+        end: coroutine function that is awaited on the loop before it ends. It must not refer to this object.
     """
 
     def __init__(self, end: Callable[[], Awaitable[None]]) -> None:
         self._end = end
         self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None  # None: no call was made
+        self._loop: asyncio.AbstractEventLoop | None = None  # None before the first call
         self._thread: threading.Thread | None = None
-        self._process: int | None = None  # of the thread
+        self._process: int | None = None  # the process of the thread
         self._is_closed = False
 
     def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Await a function on the loop and return its result. What interrupts the wait, such as Ctrl-C, cancels the function.
+        """Await a function on the loop and return its result. If the wait is interrupted, for example by Ctrl-C, the function is cancelled.
 
         Raises:
             StreamClosed: the thread was closed, before the call or during it.
-            UsageError: the caller is on the loop itself, or in a process that was forked from the thread's.
+            UsageError: the caller is on the loop itself, or in a process that was forked from the thread's process.
         """
         task: asyncio.Task[Any] | None = None
         is_given_up = False
@@ -77,10 +78,10 @@ class LoopThread:
                 self._loop.call_soon_threadsafe(task.cancel)
 
     def read(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that doesn't wait on the loop, between its steps. Without a loop it is called here.
+        """Call a function on the loop that doesn't wait. If there is no loop, it is called directly.
 
         Raises:
-            UsageError: as of ``call``.
+            UsageError: as for ``call``.
         """
 
         async def run() -> T:
@@ -92,12 +93,12 @@ class LoopThread:
         return self.call(run)
 
     def post(self, function: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Have a function awaited on the loop, from any thread and without waiting; nothing happens if the loop has ended."""
+        """Schedule a function on the loop, from any thread and without waiting for it; does nothing if the loop has ended."""
         if self._loop is not None and self._process == os.getpid():
             _post(self._loop, function)
 
     def close(self) -> None:
-        """Await ``end`` and end the loop; idempotent. In a forked process nothing is closed, because it is the other one's.
+        """Await ``end`` and end the loop; idempotent. In a forked process nothing is closed, because it belongs to the other process.
 
         Raises:
             UsageError: the caller is on the loop itself.
@@ -110,7 +111,7 @@ class LoopThread:
         if loop is None or thread is None:
             return
         if was_closed:
-            thread.join()  # another thread may be closing it
+            thread.join()  # another thread may already be closing it
             return
         try:
             _run_on(loop, self._end).result()
@@ -120,7 +121,7 @@ class LoopThread:
             thread.join()
 
     def close_at_exit(self) -> None:
-        """Do the same as ``close`` within seconds, without an error."""
+        """Do the same as ``close``, within seconds and without raising."""
         if self._process != os.getpid():
             return
         with self._lock:
@@ -145,7 +146,7 @@ class LoopThread:
                 raise StreamClosed("expected an open client, got one whose event loop has ended") from error
 
     def _check_caller(self) -> None:
-        """Check that the caller may wait for the loop; without the lock, which a fork may have left locked."""
+        """Check that the caller may wait for the loop. This doesn't take the lock, which a fork may have left locked."""
         if self._process not in (None, os.getpid()):
             text = "expected the process of the first call, got one that was forked from it; make a client in each process, after the fork"
             raise UsageError(f"SyncClient: {text}")
@@ -164,7 +165,7 @@ class LoopThread:
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop until it is stopped, and end what it still has, so that nobody waits for it in vain."""
+    """Run a loop until it is stopped, then end its remaining tasks, so that nobody waits for them forever."""
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
@@ -178,7 +179,7 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _run_on(loop: asyncio.AbstractEventLoop, function: Callable[[], Awaitable[T]]) -> Future[T]:
-    """Have a function awaited on a loop; if it can't be, nothing is left unawaited.
+    """Schedule a function on a loop; if that fails, no coroutine is left unawaited.
 
     Raises:
         RuntimeError: the loop is closed.
@@ -201,7 +202,7 @@ def _post(loop: asyncio.AbstractEventLoop, function: Callable[[], Awaitable[obje
 
 
 def _end_alone(loop: asyncio.AbstractEventLoop, end: Callable[[], Awaitable[None]], process: int) -> None:
-    """End the loop of an object that nobody holds any more, without waiting: a finaliser runs on any thread."""
+    """End the loop of an object without references. This doesn't wait, because a finaliser runs on any thread."""
 
     async def end_and_stop() -> None:
         try:
@@ -222,8 +223,8 @@ def _register_for_exit(thread: LoopThread) -> None:
     _running.add(thread)
     if not _is_registered:
         _is_registered = True
-        # Functions of atexit run after the threads of executors have ended, and closing a model needs such a thread. Those registered here
-        # run before, because the last one that was registered is the first one to run.
+        # Functions registered with atexit run after executor threads have ended, and closing a model needs such a thread. Functions
+        # registered here run before that, because the last one registered is the first one to run.
         getattr(threading, "_register_atexit", atexit.register)(_close_all)
 
 

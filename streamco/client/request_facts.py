@@ -1,4 +1,4 @@
-"""Facts of a request that decide which endpoints can serve it, and the length of its prompt."""
+"""The facts about a request that decide which endpoints can serve it, and the length of its prompt."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from streamco.wire.request_fields import name_of
 
 __all__ = ["count_prompt", "describe_request", "facts_for_log", "logged_field", "takes_long"]
 
-_CHARACTERS_A_TOKEN = 4  # OpenAI's rule of thumb for English, if there is no tokenizer
-_MESSAGE_OVERHEAD = 4  # tokens a chat template adds to a message
-# Fields that a device keeps to, or that are checked by themselves
+_CHARACTERS_A_TOKEN = 4  # OpenAI's rule of thumb for English, used without a tokenizer
+_MESSAGE_OVERHEAD = 4  # tokens that a chat template adds to a message
+# Fields that a device honours, or that are checked separately
 _DEVICE_FIELDS = frozenset(
     {"functions", "ignore_eos", "logprobs", "n", "parallel_tool_calls", "response_format", "tools", "top_logprobs"},
 )
 _OTHER_VOCABULARY = "logit_bias (its token ids are another vocabulary's)"
-_FORMAT = "response_format"  # what is said of one begins with it
-# Names that may be logged: those of OpenAI's API and of common servers. Others are the caller's own words.
+_FORMAT = "response_format"  # every complaint about a response_format begins with it
+# Names that may be logged: the fields of OpenAI's API and of common servers. Other names are the caller's own words.
 _LOGGED_FIELDS = {*FIELDS_WITHOUT_EFFECT, *NEUTRAL_VALUES, *ChatOptions.__annotations__, "ignore_eos", _OTHER_VOCABULARY}
-_LOGGED_TYPES = frozenset(  # of parts: those of OpenAI's APIs, Anthropic's and common servers
+_LOGGED_TYPES = frozenset(  # types of message parts in OpenAI's APIs, Anthropic's and common servers
     {
         *("audio", "audio_url", "document", "file", "image", "image_url", "input_audio", "input_file", "input_image", "input_text"),
         *("output_text", "reasoning", "refusal", "thinking", "tool_result", "tool_use", "video", "video_url"),
     }
 )
-_OWN_TOKENIZER = "tokenizer"  # what counted, if the endpoint that counted doesn't say
-_SHORT = 4096  # characters; tokenising more takes over a millisecond
+_OWN_TOKENIZER = "tokenizer"  # the counter's name, if the endpoint that counted doesn't give one
+_SHORT = 4096  # characters; tokenising more takes more than a millisecond
 
 
 def takes_long(request: Request) -> bool:
@@ -47,9 +47,9 @@ def takes_long(request: Request) -> bool:
 
 
 def describe_request(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> RequestFacts:
-    """Return the facts of a request. Thread-safe.
+    """Return the facts about a request. Thread-safe.
 
-    The prompt's length is the device's count, else the first server's, else an estimate: the first server's, else by the characters.
+    The prompt's length is the device's count, or else the first server's, or else an estimate, in the last resort from the characters.
     """
     text, other_parts = _text_of(request)
     shape = request.extra.get("response_format")
@@ -68,14 +68,14 @@ def describe_request(request: Request, device: Endpoint | None, servers: Sequenc
         has_images=bool(other_parts),
         other_parts=tuple(other_parts),
         has_tools=bool(request.extra.get("tools") or request.extra.get("functions")),
-        has_json_schema=isinstance(shape, Mapping) and shape.get("type") not in (None, "text"),  # a type may be any JSON value
+        has_json_schema=isinstance(shape, Mapping) and shape.get("type") not in (None, "text"),  # the type may be any JSON value
         choices=int(request.extra.get("n") or 1),
         server_fields=tuple(_server_fields(request, device, servers)),
     )
 
 
 def facts_for_log(facts: RequestFacts) -> RequestFacts:
-    """Return the facts without the caller's words, from which reasons are made that may be logged."""
+    """Return the facts without the caller's words, so that reasons made from them may be logged."""
     fields = tuple(dict.fromkeys(map(logged_field, facts.server_fields)))
     parts = tuple(map(_logged_part, facts.other_parts))
     if (fields, parts) == (facts.server_fields, facts.other_parts):
@@ -84,17 +84,17 @@ def facts_for_log(facts: RequestFacts) -> RequestFacts:
 
 
 def logged_field(name: str) -> str:
-    """Return a field's name as it may be logged: what is no known name is described, because it may be private."""
+    """Return a field's name in a form that may be logged: an unknown name is only described, because it may be private."""
     if name in _LOGGED_FIELDS:
         return name
     return "a response_format that it can't follow" if name.startswith(_FORMAT) else "a field that isn't known"
 
 
 def count_prompt(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> TextCount | None:
-    """Return the prompt's length and what counted it; None: not even an estimate is known, as of images. Thread-safe.
+    """Return the prompt's length and what counted it, or None if there isn't even an estimate, as for images. Thread-safe.
 
-    The count is the device's, unless the request has tools and the device can't use any; else that of the first server that has one.
-    Without a count it is the estimate of the first of them that has one.
+    It is the device's count, unless the request has tools and the device can't use any; or else the first server's that can count; or else
+    the first estimate that one of them has.
     """
     has_tools = bool(request.extra.get("tools") or request.extra.get("functions"))
     is_devices = device is not None and (device.capabilities.tools or not has_tools)
@@ -102,7 +102,7 @@ def count_prompt(request: Request, device: Endpoint | None, servers: Sequence[En
 
 
 def _server_fields(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> list[str]:
-    """Return the fields that a device can't keep to."""
+    """Return the fields that a device can't honour."""
     extra = request.extra
     found = sorted(shorten(name, MAX_NAME) for name in extra.keys() - _DEVICE_FIELDS if is_asked(name, extra[name]))
     if request.sampling.logit_bias and device is not None and any(not _is_same_vocabulary(device, server) for server in servers):
@@ -113,7 +113,7 @@ def _server_fields(request: Request, device: Endpoint | None, servers: Sequence[
 
 
 def _unkept_format(response_format: object) -> list[str]:
-    """Return why a device can't hold an answer to this format; []: it can."""
+    """Return why a device can't constrain an answer to this format; [] if it can."""
     try:
         grammar_of(response_format)
     except ConfigError as exc:
@@ -127,7 +127,7 @@ def _is_same_vocabulary(device: Endpoint, server: Endpoint) -> bool:
 
 
 def _counts(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> dict[str, int]:
-    """Return the prompt's length by the tokenizer of each endpoint that has one, where something depends on it."""
+    """Return the prompt's length for each endpoint with a tokenizer, where something depends on it."""
     found = {}
     for endpoint in (device, *servers):
         if endpoint is None or (endpoint in servers[1:] and endpoint.capabilities.context_tokens is None):
@@ -139,12 +139,12 @@ def _counts(request: Request, device: Endpoint | None, servers: Sequence[Endpoin
 
 
 def _measure(request: Request, endpoints: Iterable[Endpoint | None], counts: Mapping[str, int] | None = None) -> TextCount | None:
-    """Return the count of the first endpoint that has one, else the first estimate; None: there is none.
+    """Return the count of the first endpoint that has one, or else the first estimate, or None.
 
     Args:
         request: the request.
-        endpoints: those that may be asked; None among them is left out.
-        counts: the counts by name, if they are known; None: each endpoint is asked.
+        endpoints: the endpoints to ask; None among them is skipped.
+        counts: the counts by name if they are known; None asks each endpoint.
     """
     asked = [endpoint for endpoint in endpoints if endpoint is not None]
     for endpoint in asked:
@@ -159,7 +159,7 @@ def _measure(request: Request, endpoints: Iterable[Endpoint | None], counts: Map
 
 
 def _text_of(request: Request) -> tuple[str, list[str]]:
-    """Return all text of a request, and type and place of each part that isn't text (images, audio, files)."""
+    """Return all text in a request, and the type and place of each part that isn't text (images, audio, files)."""
     if request.prompt is not None:
         return request.prompt, []
     texts, other_parts = [], []
@@ -186,7 +186,7 @@ def _type_of(part: object) -> str:
 
 
 def _logged_part(part: str) -> str:
-    """Return type and place of a part as they may be logged: a type that isn't known may be private."""
+    """Return a part's type and place in a form that may be logged: an unknown type may be private."""
     place, _, kind = part.partition(": ")
     is_known = not kind.startswith("type ") or kind.removeprefix("type ").strip("'") in _LOGGED_TYPES
     return part if is_known else f"{place}: a type that isn't known"

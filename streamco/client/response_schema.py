@@ -1,6 +1,6 @@
-"""Pydantic classes as ``response_format``: a class as the JSON schema that is asked for, and an answer's text as its object.
+"""Pydantic classes as ``response_format``: makes the JSON schema to request from a class, and parses an answer's text into an object.
 
-Pydantic isn't needed otherwise, so nothing here imports it before it has such a class.
+Pydantic isn't needed otherwise, so nothing here imports it until it gets such a class.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from streamco.errors import ConfigError
 __all__ = ["read_object", "read_partly", "schema_format"]
 
 ParsedT = TypeVar("ParsedT")
-_MAX_SCHEMA_NAME = 64  # characters of a schema's name at OpenAI
+_MAX_SCHEMA_NAME = 64  # characters; OpenAI's limit for a schema's name
 
 
 def schema_format(kind: type) -> dict[str, Any]:
-    """Return the ``response_format`` that asks for the JSON of a class, in OpenAI's strict form.
+    """Return the ``response_format`` that requests JSON for a class, in OpenAI's strict form.
 
     Args:
-        kind: a class of pydantic: a model, or a dataclass of ``pydantic.dataclasses``.
+        kind: a pydantic model, or a dataclass from ``pydantic.dataclasses``.
 
     Raises:
-        ConfigError: another class, or one that has no JSON schema.
+        ConfigError: it is another class, or one that has no JSON schema.
     """
     describe = _methods(kind)[0]
     try:
@@ -32,7 +32,7 @@ def schema_format(kind: type) -> dict[str, Any]:
         schema = _strict(described, described)
     except RecursionError as error:
         raise ConfigError(f"response_format: expected a class whose schema ends, got {kind.__name__}, which holds itself") from error
-    except Exception as error:  # pydantic's own, of which it must not be imported for its name
+    except Exception as error:  # pydantic's own errors; it must not be imported just to name them
         if not type(error).__module__.startswith("pydantic"):
             raise
         raise ConfigError(f"response_format: expected a class with a JSON schema, got {kind.__name__} ({error})") from error
@@ -41,16 +41,16 @@ def schema_format(kind: type) -> dict[str, Any]:
 
 
 def read_object(kind: type[ParsedT], text: str) -> ParsedT:
-    """Return the object that an answer's text is the JSON of.
+    """Parse an answer's text, which is JSON, into an object of a class.
 
     Raises:
-        ValueError: the text is no JSON, or not of this class; it is pydantic's ``ValidationError``.
+        ValueError: the text isn't JSON, or doesn't fit the class (pydantic's ``ValidationError``).
     """
     return cast("ParsedT", _methods(kind)[1](text))
 
 
 def read_partly(text: str) -> object | None:
-    """Return what the beginning of a JSON text says, without a value that has not ended; None: nothing yet, or it is no JSON."""
+    """Parse the beginning of a JSON text, without a value that is incomplete; None if there is nothing yet, or it isn't JSON."""
     from pydantic_core import from_json
 
     try:
@@ -60,7 +60,7 @@ def read_partly(text: str) -> object | None:
 
 
 def _methods(kind: type) -> tuple[Callable[[], dict[str, Any]], Callable[[str], Any]]:
-    """Return the function that gives a class's JSON schema, and the one that reads its JSON."""
+    """Return the function that returns a class's JSON schema, and the function that parses its JSON."""
     describe, read = getattr(kind, "model_json_schema", None), getattr(kind, "model_validate_json", None)
     if callable(describe) and callable(read):
         return describe, read
@@ -73,10 +73,10 @@ def _methods(kind: type) -> tuple[Callable[[], dict[str, Any]], Callable[[str], 
 
 
 def _strict(part: Any, root: dict[str, Any]) -> Any:
-    """Return a part of a schema in the form that OpenAI's strict mode asks for, which is that of OpenAI's SDK.
+    """Convert a part of a schema, in place, to the form that OpenAI's strict mode requires, as OpenAI's SDK does.
 
-    Objects have no other properties than those that are named, and all of these are required. A reference stands alone, and a default of
-    null is no default. The part is changed.
+    Objects may have only the properties that are listed, and all of these are required. A reference has no siblings, and a default of null
+    is removed.
     """
     if not isinstance(part, dict):
         return part
@@ -109,7 +109,7 @@ def _items(value: Any) -> list[Any]:
 
 
 def _resolve(reference: str, root: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a schema that a reference of pydantic's (``#/$defs/Name``) names."""
+    """Return the part of a schema that a pydantic reference (``#/$defs/Name``) points to."""
     found: Any = root
     for key in reference.removeprefix("#/").split("/"):
         found = found[key]

@@ -1,4 +1,4 @@
-"""What a client's answers are made with; ``Client.with_options`` replaces single fields."""
+"""The settings that a client makes its answers with; ``Client.with_options`` replaces single fields."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ __all__ = ["ClientSettings", "check_options"]
 
 
 class ClientSettings(Struct, frozen=True, kw_only=True):
-    """One client's parts, which other clients may share, and its options.
+    """A client's parts, which other clients may share, and its options.
 
     Args:
         endpoints: the device and the servers, shared by all clients from ``with_options``.
-        modes: the modes that the client and those that it is made from have had, by name; the newest one of each.
-        mode: what was chosen for the answers.
-        planner: prepares the answers, and carries what is learned and spent.
+        modes: the modes that the client, and the clients it was derived from, have had, by name; the newest of each.
+        mode: the chosen mode.
+        planner: prepares the answers, and keeps what is learned and spent.
         planners: the planners of ``modes``.
-        budget: share of the work that the expensive side may do; None: each mode's own default.
-        profile: what an earlier client learned; None: nothing is known.
-        seed: seed of random draws; None: from the system.
-        totals: adds up what the answers cost.
-        pace: tokens per second at the reader; "smooth": as they come, but evenly; None: as fast as they come.
-        on_failure: what becomes of an answer if its endpoint fails; None: by the request.
+        budget: share of the work that the expensive side may do; None uses each mode's default.
+        profile: what an earlier client learned, or None.
+        seed: seed for random draws; None takes one from the system.
+        totals: adds up the costs of the answers.
+        pace: tokens per second at the reader; "smooth" sends text evenly at the rate that it arrives; None sends it as soon as it arrives.
+        on_failure: what to do if an answer's endpoint fails; None decides by the request.
         limits: bounds on what may be buffered.
-        timeouts: limits on waiting, for requests without their own; None: those of the endpoints.
-        max_retries: further tries at each server, for requests without their own number; None: that of the endpoints.
-        degradations: what the client does other than asked.
-        observers: follow the answers.
+        timeouts: limits on waiting, for requests that set none; None uses the endpoints' limits.
+        max_retries: retries at each server, for requests that set no number; None uses the endpoints' number.
+        degradations: records the requests that aren't served as asked.
+        observers: objects that follow the answers.
     """
 
     endpoints: EndpointSet
@@ -62,7 +62,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     max_retries: int | None = None
 
     def with_limits(self, request: Request) -> Request:
-        """Return the request with the client's timeouts and number of retries, if it has none of its own."""
+        """Return the request with the client's timeouts and number of retries where it sets none itself."""
         timeouts = self.timeouts if request.timeouts is None else request.timeouts
         retries = self.max_retries if request.max_retries is None else request.max_retries
         if timeouts is request.timeouts and retries == request.max_retries:
@@ -76,13 +76,13 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def is_started(self) -> bool:
-        """True if the endpoints that may be used were started."""
+        """True if the endpoints that may be used have started."""
         return self.endpoints.is_started(self.planner.kept_out)
 
     async def start(self) -> None:
-        """Start the endpoints, and let the modes find out what they need to know; idempotent.
+        """Start the endpoints, and let the modes gather what they need to know; idempotent.
 
-        A side that is kept out is not started, and then no verifier is asked.
+        An excluded side isn't started, and no verifier is asked then.
 
         Raises:
             AllEndpointsFailed: no endpoint could start.
@@ -101,7 +101,7 @@ def check_options(limits: object, on_failure: object) -> None:
     """Check the types of a client's options; None is allowed for each.
 
     Raises:
-        ConfigError: an option has another type, or ``on_failure`` another value.
+        ConfigError: an option has the wrong type, or ``on_failure`` has an unknown value.
     """
     if on_failure not in {None, "migrate", "restart", "raise"}:
         raise ConfigError(f'on_failure: expected "migrate", "restart", "raise" or None, got {on_failure!r}')

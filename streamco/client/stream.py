@@ -29,11 +29,12 @@ class Token(Struct, frozen=True):
 
     Args:
         text: whole code points, never "" except in the subclasses.
-        id: the token's id at its endpoint; None: not known, or several tokens make up the text.
+        id: the token's id at its endpoint; None if it isn't known or several tokens make up the text.
         source: the endpoint's name.
         time: time of its delivery, seconds on the monotonic clock.
-        kind: "content": the answer's own text; "reasoning": the model's thinking.
-        origin: how a speculated answer came by it; ``draft``: not verified yet (docs/speculation.md). None: the answer was raced.
+        kind: "content" for the answer's text, "reasoning" for the model's thinking.
+        origin: how the token of a speculated answer came about; "draft" means not verified yet (docs/speculation.md). None if the answer
+            was raced.
     """
 
     text: str
@@ -47,7 +48,7 @@ class Token(Struct, frozen=True):
 class Retracted(Token, frozen=True, kw_only=True):
     """The newest ``characters`` of the text are retracted; all of them were provisional. Its own text is "".
 
-    Comes in speculated answers with ``emit="draft"`` only.
+    Occurs only in speculated answers with ``emit="draft"``.
     """
 
     characters: int
@@ -56,7 +57,7 @@ class Retracted(Token, frozen=True, kw_only=True):
 class Settled(Token, frozen=True, kw_only=True):
     """The oldest ``characters`` of the provisional text are final; ``origin`` says why. Its own text is "".
 
-    Comes in speculated answers with ``emit="draft"`` only.
+    Occurs only in speculated answers with ``emit="draft"``.
     """
 
     characters: int
@@ -79,7 +80,7 @@ class AnswerStream(ABC, Generic[Item]):
     # Reading
 
     def __aiter__(self) -> AsyncGenerator[Item, None]:
-        # Only the caller's loop holds the generator: a `break` drops it, and dropping it ends the work.
+        # Only the caller's loop refers to the generator: a `break` drops it, and dropping it ends the work.
         if self._answer.is_closed:
             raise StreamClosed("expected an open stream, got a read after it was closed")
         if self._is_reading:
@@ -101,7 +102,7 @@ class AnswerStream(ABC, Generic[Item]):
         try:
             return await anext(self._iterator)
         except StopAsyncIteration:
-            if self._answer.was_broken_off:  # by a cancelled read: the text so far must not pass for the whole answer
+            if self._answer.was_broken_off:  # by a cancelled read: the text so far must not be taken for the whole answer
                 raise StreamClosed("expected an open stream, got a read after one that was cancelled") from None
             raise
         finally:
@@ -131,10 +132,10 @@ class AnswerStream(ABC, Generic[Item]):
 
     @property
     def report(self) -> Report:
-        """Figures so far; final once the iteration has ended.
+        """The figures so far; final once the iteration has ended.
 
         Raises:
-            StreamConsumed: the answer has not started: iterate first.
+            StreamConsumed: the answer has not started; iterate first.
         """
         return self._answer.report()
 
@@ -149,15 +150,15 @@ class AnswerStream(ABC, Generic[Item]):
 
     @property
     def rating_key(self) -> str:
-        """A name of this answer for ``Client.rate`` that nobody can guess, and that no other answer has; request ids may be given twice."""
+        """A unique key for ``Client.rate`` that nobody can guess; request ids may be used twice."""
         return self._answer.key
 
     @property
     def usage(self) -> AnswerUsage:
-        """Tokens of the answer so far, in OpenAI's shape; ``is_estimated``: not all are an endpoint's own count.
+        """Tokens of the answer so far, in OpenAI's shape; ``is_estimated`` is True if not all of them were counted by an endpoint.
 
         Raises:
-            StreamConsumed: the answer has not started: iterate first.
+            StreamConsumed: the answer has not started; iterate first.
         """
         return self._answer.usage()
 
@@ -165,10 +166,10 @@ class AnswerStream(ABC, Generic[Item]):
 class ChatStream(AnswerStream[ChatCompletionChunk]):
     """A stream of chunks in the shape of OpenAI's ``chat.completion.chunk``.
 
-    Chunks without choices (usage) are left out. If they have a provider's own fields (Azure's content-filter results, timings of
-    llama.cpp's server), these come with an empty delta, so that code that reads the first choice goes on. If usage is asked for with
-    ``stream_options={"include_usage": True}``, the last chunk has it, for every winner, with ``is_estimated`` if it had to be estimated
-    (``AnswerUsage``). After a hand-over it covers the whole answer.
+    Chunks without choices (usage) are left out. If they have provider-specific fields (Azure's content-filter results, the timings of
+    llama.cpp's server), these are sent with an empty delta, so that code that reads the first choice still works. If you request usage with
+    ``stream_options={"include_usage": True}``, the last chunk has it, whichever endpoint wins, with ``is_estimated`` if it had to be
+    estimated (``AnswerUsage``). After a hand-over it covers the whole answer.
     """
 
     def __init__(self, answer: PendingAnswer, *, includes_usage: bool = False) -> None:
@@ -185,16 +186,16 @@ class ChatStream(AnswerStream[ChatCompletionChunk]):
 
     @property
     def opening(self) -> Opening:
-        """The part of the report that is known at the first token, for headers that leave before the answer: far cheaper than ``report``.
+        """The part of the report that is known at the first token, for headers sent before the answer; far cheaper than ``report``.
 
         Raises:
-            StreamConsumed: the answer has not started: await ``first`` first.
+            StreamConsumed: the answer has not started; await ``first`` before.
         """
         return self._answer.opening()
 
     @property
     def source(self) -> str | None:
-        """Name of the endpoint that the newest chunk came from; None: no chunk was read."""
+        """Name of the endpoint that the newest chunk came from, or None if no chunk has been read."""
         return self._answer.source
 
     def _iterate(self) -> AsyncGenerator[ChatCompletionChunk, None]:
@@ -211,14 +212,14 @@ class TokenStream(AnswerStream[Token]):
 async def _read_chunks(answer: PendingAnswer, *, includes_usage: bool) -> AsyncGenerator[ChatCompletionChunk, None]:
     driver = await answer.start()
     last: ChatCompletionChunk | None = None
-    counts: ChatCompletionChunk | None = None  # the newest chunk of nothing but usage: some servers send one at the beginning, too
+    counts: ChatCompletionChunk | None = None  # the newest chunk with nothing but usage; some servers also send one at the beginning
     try:
         while (batch := await driver.next_batch()) is not None:
             answer.source = batch[0]
             for chunk in batch[1]:
                 if chunk.usage is not None and (driver.has_changed_hands or (last is not None and _lacks_a_count(chunk.usage))):
-                    chunk = replace(chunk, usage=None)  # noqa: PLW2901  it counts the earlier part as prompt, or not all that came
-                if counts is not None and (chunk.choices or chunk.usage is not None):  # they were not the last
+                    chunk = replace(chunk, usage=None)  # noqa: PLW2901  its usage counts the earlier part as prompt, or lacks a part
+                if counts is not None and (chunk.choices or chunk.usage is not None):  # it wasn't the last one
                     if further_fields(counts):
                         yield replace(counts, usage=None, choices=[ChunkChoice()])
                     counts = None
@@ -239,12 +240,12 @@ async def _read_chunks(answer: PendingAnswer, *, includes_usage: bool) -> AsyncG
 
 
 def _lacks_a_count(usage: CompletionUsage) -> bool:
-    """Return True if a usage has zero for one of its counts; what it really is, the answer's own usage says."""
+    """Return True if one of the counts is zero; the answer's own usage then has the real number."""
     return not (usage.prompt_tokens and usage.completion_tokens)
 
 
 def _shown(usage: AnswerUsage) -> CompletionUsage:
-    """Return OpenAI's fields, and ``is_estimated`` only if it is True."""
+    """Return the usage with OpenAI's fields, and with ``is_estimated`` only if it is True."""
     if usage.is_estimated:
         return usage
     return CompletionUsage(**{name: getattr(usage, name) for name in CompletionUsage.__struct_fields__})
@@ -282,7 +283,7 @@ def _tokens(batch: Batch) -> list[Token]:
 
 
 async def _leave(driver: AnswerDriver) -> None:
-    """End the work after the reader has left. A cancelled reader does not wait for that end."""
+    """End the work after the reader has left. A cancelled reader doesn't wait for it."""
     driver.leave()
     task = asyncio.current_task()
     if task is None or not task.cancelling():

@@ -1,7 +1,7 @@
-"""A client for code without asyncio: the calls and shapes of ``Client``, each of which waits.
+"""A client for code without asyncio: the same calls and types as ``Client``, but each call blocks.
 
-Everything runs in one ``Client`` on one event loop, on a thread of its own (``LoopThread``). Nothing here decides anything: a method waits
-for the client's, and a stream for the client's stream.
+Everything runs in one ``Client`` on an event loop on a separate thread (``LoopThread``). There is no logic here: a method waits for the
+client's method, and a stream for the client's stream.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _END: Any = object()
 
 
 class _SyncAnswer:
-    """The part that all streams of a ``SyncClient`` have.
+    """The part that all streams of a ``SyncClient`` share.
 
     Args:
         source: the stream on the loop.
@@ -53,7 +53,7 @@ class _SyncAnswer:
 
     def close(self) -> None:
         """Stop all work for this answer, and wait until connections and sequences are released; idempotent."""
-        with suppress(StreamClosed):  # with its client
+        with suppress(StreamClosed):  # it was closed with its client
             self._loop.call(self._source.aclose)
 
     def __enter__(self) -> Self:
@@ -64,7 +64,7 @@ class _SyncAnswer:
 
     @property
     def report(self) -> Report:
-        """Figures so far; final once the answer was read to its end.
+        """The figures so far; final once the answer has been read to its end.
 
         Raises:
             StreamConsumed: the answer has not started.
@@ -73,7 +73,7 @@ class _SyncAnswer:
 
     @property
     def usage(self) -> AnswerUsage:
-        """Tokens of the answer so far; ``is_estimated``: not all are an endpoint's own count.
+        """Tokens of the answer so far; ``is_estimated`` is True if not all of them were counted by an endpoint.
 
         Raises:
             StreamConsumed: the answer has not started.
@@ -82,7 +82,7 @@ class _SyncAnswer:
 
     @property
     def rating_key(self) -> str:
-        """A name of this answer for ``SyncClient.rate``."""
+        """A key that identifies this answer in ``SyncClient.rate``."""
         return self._source.rating_key
 
     def rate(self, good: bool) -> bool:
@@ -93,8 +93,8 @@ class _SyncAnswer:
 class SyncStream(_SyncAnswer, Generic[Item]):
     """An answer that is being delivered; iterate it once.
 
-    Leaving the loop early stops all work for the answer, and so does dropping what iterates. ``close``, or leaving a ``with``, waits until
-    it has ended. ``next`` takes single items; a ``for`` after it continues there.
+    Leaving the loop early stops all work for the answer, and so does dropping the iterator. ``close``, or leaving a ``with`` block, waits
+    until it has ended. ``next`` takes single items; a ``for`` after it continues there.
     """
 
     def __init__(self, source: AnswerStream[Item], loop: LoopThread) -> None:
@@ -129,12 +129,12 @@ class SyncChatStream(SyncStream[ChatCompletionChunk]):
 
     @property
     def source(self) -> str | None:
-        """Name of the endpoint that the newest chunk came from; None: no chunk was read."""
+        """Name of the endpoint that the newest chunk came from, or None if no chunk has been read."""
         return self._chunks.source
 
 
 class SyncEventStream(_SyncAnswer, Generic[ParsedT]):
-    """An answer as events; use it in a ``with``. See ``ChatEventStream``."""
+    """An answer as events; use it in a ``with`` block. See ``ChatEventStream``."""
 
     def __init__(self, source: ChatEventStream[ParsedT], loop: LoopThread) -> None:
         super().__init__(source, loop)
@@ -152,15 +152,15 @@ class SyncEventStream(_SyncAnswer, Generic[ParsedT]):
         return next(self._items)
 
     def until_done(self) -> Self:
-        """Read what is left of the answer."""
+        """Read the rest of the answer."""
         self._loop.call(self._events.until_done)
         return self
 
     def get_final_completion(self) -> ParsedAnswer[ParsedT]:
-        """Read what is left of the answer, and return it whole; if a class was asked for, with ``message.parsed``.
+        """Read the rest of the answer and return the whole answer, with ``message.parsed`` if a class was requested.
 
         Raises:
-            UnparsedAnswer: it was cut off, or isn't JSON of the class that was asked for.
+            UnparsedAnswer: it was cut off, or isn't valid JSON for the class that was requested.
         """
         return self._loop.call(self._events.get_final_completion)
 
@@ -174,7 +174,7 @@ class _Items(Iterator[Item]):
     """The items of a stream on the loop; dropping it ends the work.
 
     Args:
-        source: gives the items; its ``aclose`` ends the work.
+        source: provides the items; its ``aclose`` ends the work.
         loop: the thread that runs it.
     """
 
@@ -209,7 +209,7 @@ class SyncCompletions:
     """The object ``client.chat.completions`` of a ``SyncClient``.
 
     Args:
-        completions: the client's own.
+        completions: the client's ``Completions``.
         loop: the thread that runs it.
     """
 
@@ -250,7 +250,7 @@ class SyncCompletions:
     ) -> SyncChatStream | Answer: ...
 
     def create(self, **options: Any) -> SyncChatStream | Answer:
-        """Ask for an answer, and wait for it, or with ``stream=True`` for its first token; see ``Client.chat.completions.create``."""
+        """Ask for an answer and wait for it, or for its first token if ``stream=True``; see ``Client.chat.completions.create``."""
         create: Callable[..., Awaitable[ChatStream | Answer]] = self._completions.create
         answer = self._loop.call(create, **options)
         return SyncChatStream(answer, self._loop) if isinstance(answer, ChatStream) else answer
@@ -276,7 +276,7 @@ class SyncCompletions:
     ) -> ParsedAnswer[None]: ...
 
     def parse(self, **options: Any) -> ParsedAnswer[Any]:
-        """Ask for an answer that is JSON of a class, wait for it and read it; see ``Client.chat.completions.parse``."""
+        """Ask for an answer as JSON for a class, wait for it and parse it; see ``Client.chat.completions.parse``."""
         parse: Callable[..., Awaitable[ParsedAnswer[Any]]] = self._completions.parse
         return self._loop.call(parse, **options)
 
@@ -321,7 +321,7 @@ class SyncChat:
 
 
 def _takes(method: Callable[Concatenate[Client, P], object]) -> Callable[[Callable[..., T]], Callable[Concatenate[SyncClient, P], T]]:
-    """Give a method the arguments of this one of the client."""
+    """Give a method the signature of this client method."""
 
     def decorate(function: Callable[..., T]) -> Callable[Concatenate[SyncClient, P], T]:
         returned = signature(function).return_annotation
@@ -332,7 +332,7 @@ def _takes(method: Callable[Concatenate[Client, P], object]) -> Callable[[Callab
 
 
 def _waits(method: Callable[Concatenate[Client, P], Awaitable[T]]) -> Callable[Concatenate[SyncClient, P], T]:
-    """Return a method that waits for this one of the client."""
+    """Return a method that calls this client method and waits for it."""
 
     @wraps(method)
     def wait(self: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -342,7 +342,7 @@ def _waits(method: Callable[Concatenate[Client, P], Awaitable[T]]) -> Callable[C
 
 
 def _reads(method: Callable[Concatenate[Client, P], T]) -> Callable[Concatenate[SyncClient, P], T]:
-    """Return a method that calls this one of the client on its loop."""
+    """Return a method that calls this client method on its loop."""
 
     @wraps(method)
     def read(self: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -352,13 +352,13 @@ def _reads(method: Callable[Concatenate[Client, P], T]) -> Callable[Concatenate[
 
 
 class SyncClient:
-    """A client without asyncio: it has the arguments, calls and shapes of ``Client``, and each call waits.
+    """A client for code without asyncio: it has the arguments, calls and types of ``Client``, but each call blocks.
 
-    It runs an event loop on a thread of its own, which starts with the first call. Any number of threads may call it at once, also threads
-    that run an event loop of their own, such as a notebook's; there a call holds up that loop. Ctrl-C cancels the answer that is waited
-    for, and the client stays usable. Functions that you give it (gates, observers, keys) run on its thread and can't call it.
+    It runs an event loop on a separate thread, which starts with the first call. Any number of threads may call it at once, even threads
+    that run an event loop themselves, such as a notebook's; there a call blocks that loop. Ctrl-C cancels the answer that you are waiting
+    for, and the client stays usable. Functions that you pass to it (gates, observers, keys) run on its thread and can't call it.
 
-    A process that is forked before the first call has a thread of its own; in one that is forked later, calls raise ``UsageError``.
+    A process that is forked before the first call starts its own thread; in one that is forked later, calls raise ``UsageError``.
     """
 
     @_takes(Client.__init__)
@@ -392,7 +392,7 @@ class SyncClient:
 
     @_takes(Client.with_options)
     def with_options(self, **options: Any) -> SyncClient:
-        """Return a client with other settings over the same endpoints and thread; see ``Client.with_options``."""
+        """Return a client with different settings that uses the same endpoints and thread; see ``Client.with_options``."""
         other = copy(self)
         other._owns_loop = False
         other._client = self._loop.read(self._client.with_options, **options)
@@ -418,20 +418,20 @@ class SyncClient:
 
     @property
     def degraded(self) -> tuple[Degradation, ...]:
-        """The endpoints that failed or could not start, and have not answered since; empty: all is well, as far as it is known."""
+        """The endpoints that failed or could not start, and have not answered since; empty if no problem is known."""
         return self._loop.read(lambda: self._client.degraded)
 
     @property
     def pace(self) -> ReaderPace:
-        """Tokens per second at the reader; "smooth": as they come, but evenly; None: as fast as they come."""
+        """Tokens per second at the reader; "smooth" sends text evenly at the rate that it arrives; None sends it as soon as it arrives."""
         return self._client.pace
 
     @property
     def observers(self) -> AnswerObservers:
-        """The observers of the answers, of which more can be added; they are called on the client's thread."""
+        """The observers of the answers; you can add more. They are called on the client's thread."""
         return self._client.observers
 
     @property
     def endpoint_names(self) -> tuple[str, ...]:
-        """Names of the endpoints, as reports have them."""
+        """Names of the endpoints, as in reports."""
         return self._client.endpoint_names

@@ -1,4 +1,4 @@
-"""Whole answers: OpenAI's shapes with streamco's report, and with the object that an answer's JSON was read as."""
+"""Whole answers: OpenAI's types with streamco's report, and with the object parsed from an answer's JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Model = TypeVar("_Model", bound=ResponseModel)
 
 
 class Answer(ChatCompletion):
-    """A whole answer, OpenAI's ``chat.completion``, with streamco's report beside it."""
+    """A whole answer: OpenAI's ``chat.completion`` together with streamco's report."""
 
     undumped: ClassVar[frozenset[str]] = frozenset({"report"})
 
@@ -26,9 +26,9 @@ class Answer(ChatCompletion):
 
 
 class ParsedMessage(ChatCompletionMessage, Generic[ParsedT]):
-    """A message with the object that its text is the JSON of.
+    """A message with the object parsed from its text.
 
-    ``parsed`` is None if the model refused, wrote no text, or no class was given. A dump leaves it out, because ``content`` has it.
+    ``parsed`` is None if the model refused or wrote no text, or if no class was given. A dump leaves it out, because ``content`` has it.
     """
 
     undumped: ClassVar[frozenset[str]] = frozenset({"parsed"})
@@ -43,7 +43,7 @@ class ParsedChoice(Choice, Generic[ParsedT]):
 
 
 class ParsedAnswer(Answer, Generic[ParsedT]):
-    """An answer whose messages have the objects that their texts are the JSON of."""
+    """An answer whose messages have the objects parsed from their texts."""
 
     choices: list[ParsedChoice[ParsedT]] = field(default_factory=list)  # type: ignore[assignment]  # a narrower list, as OpenAI's
 
@@ -54,14 +54,14 @@ def whole_answer(completion: ChatCompletion, report: Report) -> Answer:
 
 
 def read_answer(answer: Answer, kind: type[ParsedT] | None) -> ParsedAnswer[ParsedT]:
-    """Return an answer with each message's text read as an object.
+    """Return an answer with each message's text parsed into an object.
 
     Args:
         answer: a whole answer.
-        kind: the class of pydantic that was asked for; None: none was.
+        kind: the pydantic class that was requested, or None.
 
     Raises:
-        UnparsedAnswer: the answer was cut off, or isn't JSON of the class.
+        UnparsedAnswer: the answer was cut off, or isn't valid JSON for the class.
     """
     choices = []
     for choice in answer.choices:
@@ -72,10 +72,10 @@ def read_answer(answer: Answer, kind: type[ParsedT] | None) -> ParsedAnswer[Pars
 
 
 def read_content(choice: Choice, answer: Answer, kind: type[ParsedT]) -> ParsedT:
-    """Return the object that a choice's text is the JSON of.
+    """Return the object parsed from a choice's text.
 
     Raises:
-        UnparsedAnswer: it isn't JSON of the class.
+        UnparsedAnswer: it isn't valid JSON for the class.
     """
     try:
         return read_object(kind, choice.message.content or "")
@@ -87,7 +87,7 @@ _CUTS = {"length": "one that was cut off at its limit of tokens", "content_filte
 
 
 def check_end(choice: Choice, answer: Answer) -> None:
-    """Check that a choice came to its own end.
+    """Check that a choice is complete.
 
     Raises:
         UnparsedAnswer: it was cut off.
@@ -103,6 +103,6 @@ def _unparsed(text: str, choice: Choice, answer: Answer, code: str) -> UnparsedA
 
 
 def _as(kind: type[_Model], model: ResponseModel, **changes: Any) -> _Model:
-    """Return a response as one of a subclass, with other values for some of the fields."""
+    """Convert a response to a subclass, with other values for some of the fields."""
     fields = {name: getattr(model, name) for name in model.__struct_fields__ if name in kind.__struct_fields__}
     return with_further(kind(**{**fields, **changes}), further_fields(model))

@@ -1,4 +1,4 @@
-"""How soon the answers of one mode began and how fast they were written, learned from those answers alone."""
+"""How soon the answers of one mode begin and how fast they are written, learned from those answers alone."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from streamco.core.report import Report
 __all__ = ["AnswerTimes"]
 
 _WINDOW = 64  # answers
-_FEW = 8  # answers, of which a line would say nothing
-_PRIOR_TOKENS = 64.0  # that a predicted rate counts for
+_FEW = 8  # answers; fewer are too few for a line
+_PRIOR_TOKENS = 64.0  # how many tokens a predicted rate counts as
 
 
 class AnswerTimes:
-    """The times of a mode of which no part is measured alone, and what its answers took of each kind of endpoint."""
+    """The times of a mode whose parts can't be measured separately, and how much its answers took from each kind of endpoint."""
 
     def __init__(self) -> None:
         self._line = DeviceFit(_WINDOW)
@@ -25,7 +25,7 @@ class AnswerTimes:
         self._computed: dict[str, deque[tuple[int, int]]] = {kind: deque(maxlen=_WINDOW) for kind in ("device", "server")}
 
     def record(self, report: Report, *, is_paced: bool) -> None:
-        """Record an answer that has ended; one that failed says nothing. ``is_paced``: its text came as the reader was to get it."""
+        """Record an answer that has ended; failed ones are ignored. ``is_paced``: its text came at the reader's pace."""
         if report.ending != "complete" or report.ttft is None or not report.tokens:
             return
         rate = report.tokens_per_second
@@ -47,7 +47,7 @@ class AnswerTimes:
         self._spans.append((tokens - 1, span))
 
     def first_word(self, prompt_tokens: int) -> float | None:
-        """Return the seconds to the first token that are expected for a prompt of this length; None: there was no answer."""
+        """Return the seconds to the first token that are expected for a prompt of this length, or None if there was no answer."""
         if len(self._first) < _FEW or not self._line.is_spread:
             return median(self._first) if self._first else None
         line = self._line.estimate()
@@ -55,13 +55,13 @@ class AnswerTimes:
         return line.ttft(max(1, prompt_tokens)) * sum(line.jitter) / len(line.jitter)
 
     def rate(self, predicted: float | None = None) -> float | None:
-        """Return the tokens per second after the first one; None: not known. ``predicted``: what a model says; None: there is none."""
+        """Return the tokens per second after the first one; None if not known. ``predicted``: a model's prediction, if any."""
         tokens, seconds = (sum(values) for values in zip((0, 0.0), *self._spans, strict=True))
         if predicted is not None:
             tokens, seconds = tokens + _PRIOR_TOKENS, seconds + _PRIOR_TOKENS / predicted
         return tokens / seconds if tokens and seconds else None
 
     def computed(self, kind: str) -> float:
-        """Return the tokens that this kind of endpoint computed for a token of the answer; 1 before the first answer."""
+        """Return how many tokens this kind of endpoint computed for each token of the answer; 1 before the first answer."""
         made, given = (sum(values) for values in zip((0, 0), *self._computed[kind], strict=True))
         return made / given if given else 1.0

@@ -1,7 +1,7 @@
 """The rate at which text comes, whether token by token or in bursts.
 
-Arrivals within a frame of a display count together, because a burst may come in several reads. Text that comes after an interval may be
-that interval's or the next one's. So the rate is the smaller one of two: without the oldest text of the window, and without the newest.
+Arrivals within one display frame count together, because a burst may come in several reads. Text that comes after an interval may belong
+to that interval or to the next one. So the rate is the smaller of two: one without the oldest text of the window, one without the newest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WINDOW = 1.0  # seconds
 
 
 class _Slot(Struct):
-    """Arrivals within a frame, at ``times`` different times."""
+    """The text that arrived within one display frame. ``times``: number of different arrival times."""
 
     begin: float
     end: float
@@ -28,15 +28,15 @@ class _Slot(Struct):
 
 
 class ArrivalRate:
-    """The rate at which the text of one answer comes, and how much of what is held was not needed lately.
+    """The rate at which the text of one answer comes, and how much of the held text was not needed recently.
 
     Args:
-        pause: seconds without text after which the rate is not known.
+        pause: seconds without text after which the rate counts as unknown.
 
     Attributes:
-        rate: tokens per second over the last second; 0: not known, at the beginning and after a pause.
+        rate: tokens per second over the last second; 0 if not known, at the beginning and after a pause.
         burst: mean number of tokens that came at one time.
-        interval: mean number of seconds between these times; 0: not known.
+        interval: mean number of seconds between these times; 0 if not known.
         standing: tokens that were held at each arrival of the last ``pause`` seconds.
     """
 
@@ -47,17 +47,17 @@ class ArrivalRate:
         self.interval = 0.0
         self.standing = 0.0
         self._slots: deque[_Slot] = deque()
-        self._amount = 0.0  # of all slots except the oldest, in which the time begins
+        self._amount = 0.0  # of all slots except the oldest, which marks the begin of the time
         self._times = 0  # the same
-        self._lows: deque[tuple[float, float]] = deque()  # (time, held) of arrivals at which less was held than later
+        self._lows: deque[tuple[float, float]] = deque()  # (time, held) of arrivals at which less was held than at any later one
 
     def record(self, amount: float, *, held: float, now: float) -> bool:
         """Record that text came, and return True if it is the first or the first after a pause.
 
         Args:
-            amount: tokens of it, > 0.
+            amount: its tokens, > 0.
             held: tokens that were held before.
-            now: seconds, not before that of the last call.
+            now: seconds, not before the last call's.
         """
         slots = self._slots
         is_first = not slots or now - slots[-1].end > self._pause
@@ -87,7 +87,7 @@ class ArrivalRate:
         return is_first
 
     def _lowest(self, held: float, now: float) -> float:
-        """Return the minimum of what was held at the arrivals of the last ``pause`` seconds, this one included."""
+        """Return the least that was held at any arrival of the last ``pause`` seconds, including this one."""
         lows = self._lows
         while lows and lows[-1][1] >= held:
             lows.pop()

@@ -1,4 +1,4 @@
-"""Upper bounds of the histograms' buckets, in seconds: those of OpenTelemetry's GenAI semantic conventions."""
+"""Upper bounds of the histograms' buckets, in seconds, from OpenTelemetry's GenAI semantic conventions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How sure a model was of what it wrote, from its own probability of each token.
 
-Probabilities of 1 hide single doubtful places in their mean. So the lowest mean of a sentence is kept beside that of the beginning.
+In a mean, single doubtful places disappear among probabilities of 1. So the lowest mean of a sentence is kept as well as the beginning's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from streamco.events import TokenConfidence
 __all__ = ["BEGINNING", "Confidence", "ConfidenceMeter", "ends_sentence"]
 
 BEGINNING = 16
-"""Tokens of an answer's beginning (EdgeFM-LLM takes as many)."""
+"""How many tokens count as an answer's beginning (as many as in EdgeFM-LLM)."""
 _LEAST = 1e-6  # a probability that was rounded to 0
 _ENDS = (".", "!", "?", "\u3002", "\uff01", "\uff1f")
 
@@ -25,8 +25,8 @@ class Confidence(Struct, frozen=True, kw_only=True):
 
     Args:
         tokens: number of tokens whose probability is known.
-        beginning: mean probability of the first 16 tokens, or of as many as there are, 0..1.
-        worst_sentence: lowest mean probability of a sentence or line that has ended, 0..1; None: none has.
+        beginning: mean probability of the first 16 tokens, or of all if there are fewer, 0..1.
+        worst_sentence: lowest mean probability of a sentence or line that has ended, 0..1; None if none has.
     """
 
     tokens: int
@@ -35,7 +35,7 @@ class Confidence(Struct, frozen=True, kw_only=True):
 
 
 class ConfidenceMeter:
-    """Takes the tokens of one answer in their order."""
+    """Measures the confidence of one answer from its tokens, which it takes in order."""
 
     def __init__(self) -> None:
         self.first: list[float] = []
@@ -47,7 +47,7 @@ class ConfidenceMeter:
         self._worst: float | None = None
 
     def record(self, tokens: Iterable[TokenConfidence]) -> None:
-        """Take further tokens."""
+        """Take the next tokens."""
         for probability, is_end in tokens:
             logarithm = log(max(_LEAST, probability))
             if self._tokens < BEGINNING:
@@ -63,7 +63,7 @@ class ConfidenceMeter:
 
     @property
     def confidence(self) -> Confidence | None:
-        """What is known so far; None: nothing."""
+        """What is known so far; None if there is nothing."""
         if not self._tokens:
             return None
         return Confidence(

@@ -1,4 +1,4 @@
-"""The delivery of tokens to the reader: at once or at the reader's pace, and measured in both cases."""
+"""The delivery of tokens to the reader, at once or at the reader's pace. It is measured in both cases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Delivery:
     """The reader's end of one answer, owned by the race machine or the speculative output.
 
     Args:
-        pace: tokens per second at the reader; "smooth": as they come, but evenly; None: deliver at once.
+        pace: tokens per second at the reader; "smooth" for an even flow at the rate at which they come; None to deliver at once.
         reader_rate: tokens per second of the virtual reader that quality is measured with.
     """
 
@@ -39,22 +39,22 @@ class Delivery:
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing is held back, chunks without tokens included."""
+        """True if nothing is held back, not even chunks without tokens."""
         return self.next_due() is None
 
     def next_due(self) -> float | None:
-        """Return when the next chunk is due; None: nothing is held back."""
+        """Return when the next chunk is due, or None if nothing is held back."""
         return self._pacer.next_due() if self._pacer is not None else None
 
     def ahead(self, *, now: float) -> float:
-        """Return how many tokens the reader has not reached yet; at no pace and at a smooth one, the virtual reader."""
+        """Return how many tokens the reader has not reached yet, or without a fixed pace the virtual reader."""
         if self._has_rate:
             return self.buffered
         first = self.meter.first
         return 0.0 if first is None else max(0.0, self.meter.tokens + self.buffered - self.meter.rate * (now - first))
 
     def take(self, source: str, chunks: list[ChatCompletionChunk], tokens: int, *, now: float) -> list[DeliverTokens]:
-        """Add chunks that the endpoint ``source`` generated, with ``tokens`` in all, and return the deliveries that are due."""
+        """Add chunks that the endpoint ``source`` generated, ``tokens`` in total, and return the deliveries that are due."""
         if self._pacer is None:
             if tokens:
                 self.meter.record(tokens, now=now)

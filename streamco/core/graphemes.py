@@ -1,8 +1,8 @@
-"""Cuts in text: never inside a character as a person sees it, and before a word if one begins near.
+"""Cuts text, never inside a character as a person sees it, and before a word if one begins nearby.
 
 Such a character is a grapheme cluster (Unicode UAX #29): a letter with its marks, an emoji with its skin tone, a family of emoji that are
 joined. The standard library doesn't find them. The rules here are simple and strict: they allow no cut where UAX #29 has none, and fewer
-than it has within Hangul letters, between flags and beside invisible format characters.
+cuts within Hangul letters, between flags and next to invisible format characters.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _EXTENDING = frozenset({"Mn", "Mc", "Me"})
 _INVISIBLE = frozenset({"Cf", "Cs"})  # joiners, tags and other format characters; halves of surrogate pairs
 _VIRAMA = 9  # combining class of the signs that join two consonants of an Indian script
 _FURTHER_EXTENDING = frozenset("\u0e33\u0eb3\uff9e\uff9f")  # vowel signs and sound marks that Unicode counts as letters
-_WORD_REACH = 16  # characters in which the beginning of a word is looked for
-_CLUSTER_REACH = 1024  # characters in which the end of a cluster is looked for: a server may send a million marks
+_WORD_REACH = 16  # how many characters to search for the beginning of a word
+_CLUSTER_REACH = 1024  # how many characters to search for the end of a cluster: a server may send a million marks
 
 
 def is_boundary(text: str, index: int) -> bool:
-    """Return True if a cut before ``text[index]`` parts no grapheme cluster and no surrogate pair.
+    """Return True if a cut before ``text[index]`` divides no grapheme cluster and no surrogate pair.
 
     Args:
         text: the text.
@@ -58,7 +58,7 @@ def _is_hangul_letter(character: str, *, first: bool) -> bool:
 def cut_evenly(text: str, pieces: int) -> list[str]:
     """Return the text in at most this many pieces of about the same length; together they are the text.
 
-    A piece begins with the space before a word if there is one near, else with any grapheme cluster.
+    A piece begins with the space before a word if there is one nearby, otherwise with any grapheme cluster.
     """
     cuts = [0]
     length = len(text)
@@ -74,7 +74,7 @@ def cut_evenly(text: str, pieces: int) -> list[str]:
 
 
 def _word_near(text: str, wanted: int, after: int, reach: int) -> int | None:
-    """Return the index of the space before a word that is nearest to ``wanted`` and lies after ``after``; None: there is none near."""
+    """Return the index of the space before a word that is nearest to ``wanted`` and lies after ``after``, or None if none is nearby."""
     for distance in range(reach + 1):
         for index in (wanted - distance, wanted + distance):
             if after < index < len(text) and text[index].isspace() and not text[index - 1].isspace() and is_boundary(text, index):

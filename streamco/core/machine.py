@@ -1,7 +1,7 @@
-"""The interface of every core machine to its drivers.
+"""The interface between every core machine and its drivers.
 
-A machine never waits, reads a clock or draws random numbers. ``now`` (seconds on one monotonic clock) comes in with every call. Commands
-are collected with ``take_commands`` and carried out in order. A wanted wake-up is returned as data by ``next_deadline``.
+A machine never waits, reads a clock or draws random numbers. ``now`` (seconds on one monotonic clock) is passed in with every call. The
+driver collects commands with ``take_commands`` and carries them out in order. ``next_deadline`` returns when it wants to be called again.
 A driver in ``client`` or ``server`` runs it on asyncio, ``sim/driver.py`` runs the same object in SimPy.
 """
 
@@ -31,7 +31,7 @@ class Machine(Protocol[EventT_contra, CommandT]):
         ...
 
     def next_deadline(self) -> float | None:
-        """Return when ``handle_deadline`` is to be called next; None: not before another event."""
+        """Return when ``handle_deadline`` is to be called next, or None if not before another event."""
         ...
 
     def handle_deadline(self, *, now: float) -> None:

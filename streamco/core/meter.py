@@ -1,4 +1,4 @@
-"""The quality of a delivery as numbers: the same code live and in the simulator.
+"""The quality of a delivery in numbers, by the same code live and in the simulator.
 
 A virtual reader begins with the first token and takes ``rate`` tokens per second. Token n is expected at ``t_first + n / rate``, and seen
 then or on its delivery, whichever is later (DiSCo 2.2 and Table 3; the timeline of Andes). A token is delayed if it is delivered after it
@@ -16,20 +16,20 @@ from streamco.config import READING
 
 __all__ = ["FRAME", "Meter", "Quality"]
 
-FRAME = 1 / 60  # seconds; a token that comes within one frame of a display is seen in time, and a timer is never exact
+FRAME = 1 / 60  # seconds; a token that comes within one display frame is seen in time, and a timer is never exact
 
 
 class Quality(Struct, frozen=True, kw_only=True):
     """Smoothness of one answer, as measured and at the virtual reader.
 
     Args:
-        tbt_p50: median time between tokens at the virtual reader, seconds; None: fewer than two tokens. It is never below ``1 / rate``.
+        tbt_p50: median time between tokens at the virtual reader, seconds; None for fewer than two tokens. It is never below ``1 / rate``.
         tbt_p99: 99th percentile of the time between tokens at the virtual reader, seconds.
         delayed_tokens: tokens delivered later than expected, by more than a frame (``delay_num`` of Table 3).
         stalls: runs of delayed tokens, which is how often the reader had to wait.
-        score: 1 minus the share of the reader's time lost to delay, in [0, 1]; 1: never waited.
-        gap_p50: median of the measured time between two tokens as they were delivered, seconds; 0 between tokens of one batch; None: fewer
-            than two tokens.
+        score: 1 minus the share of the reader's time lost to delay, in [0, 1]; 1 if they never waited.
+        gap_p50: median of the measured time between two tokens as they were delivered, seconds; 0 between tokens of one batch; None for
+            fewer than two tokens.
         gap_p99: 99th percentile of the measured time between tokens, seconds.
     """
 
@@ -43,7 +43,7 @@ class Quality(Struct, frozen=True, kw_only=True):
 
 
 class Meter:
-    """The record of one answer's deliveries, one entry a batch of any size.
+    """The record of one answer's deliveries, with one entry per batch of any size.
 
     Args:
         rate: tokens per second of the virtual reader.
@@ -56,19 +56,19 @@ class Meter:
         self._counts: list[int] = []
 
     def record(self, tokens: int, *, now: float) -> None:
-        """Record that ``tokens`` were delivered at ``now`` (seconds, not before that of the last call)."""
+        """Record that ``tokens`` were delivered at ``now`` (seconds, not before the last call's)."""
         self.tokens += tokens
         self._times.append(now)
         self._counts.append(tokens)
 
     @property
     def first(self) -> float | None:
-        """Time when the first token was delivered; None: none was."""
+        """Time when the first token was delivered, or None if none was."""
         return self._times[0] if self._times else None
 
     @property
     def last(self) -> float | None:
-        """Time when the newest token was delivered; None: none was."""
+        """Time when the newest token was delivered, or None if none was."""
         return self._times[-1] if self._times else None
 
     def delayed(self, start: int, stop: int | None = None) -> int:
@@ -99,7 +99,7 @@ class Meter:
             if not count:
                 continue
             expected, end, late, at_once = first + position * period, position + count, position, position
-            if time > expected:  # those before ``at_once`` are seen as soon as they come, and those before ``late`` are late
+            if time > expected:  # tokens before ``at_once`` are seen as soon as they come, tokens before ``late`` are late
                 late, at_once = self._passed(time, position, end, slack=FRAME), self._passed(time, position, end)
             if position:
                 _add_gap(gaps, max(time, expected) - seen)
@@ -127,7 +127,7 @@ class Meter:
         )
 
     def _passed(self, time: float, start: int, stop: int, *, slack: float = 0.0) -> int:
-        """Return the first position from ``start`` on that is not expected ``slack`` seconds before ``time``; ``stop``: all are."""
+        """Return the first position from ``start`` on that is not expected ``slack`` seconds before ``time``, or ``stop`` if all are."""
         first, period = self._times[0], 1.0 / self.rate
         if first + start * period + slack >= time:
             return start

@@ -4,8 +4,8 @@ The reader's timeline is fixed by the first token: token n is due at ``t_first +
 not be released when it was due, because the buffer was empty, goes out on arrival. Those after it follow at ``catch_up`` times the rate
 until the timeline is reached again, so a burst after a stall is smoothed. The first token is never held back.
 
-A server's chunk may hold a whole burst of tokens. Such a chunk is cut at word ends, so that the pace holds within it. The pieces together
-are the chunk again, and its other fields (finish reason, usage) are those of the last piece. Chunks without content keep their position
+A server's chunk may hold a whole burst of tokens. Such a chunk is cut at word ends, so that the pace holds within it. Joined, the
+pieces give the chunk again, and its other fields (finish reason, usage) go into the last piece. Chunks without content keep their position
 between tokens.
 """
 
@@ -21,12 +21,12 @@ from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice,
 
 __all__ = ["MAX_TOKEN_CHARACTERS", "Pacer", "cut_chunk", "split_chunk", "weigh_chunk"]
 
-# Chinese, Japanese and Korean are written without spaces: a character with its modifiers is a word.
+# Chinese, Japanese and Korean are written without spaces, so a character with its modifiers counts as a word.
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"\s*(?:[{_CJK}][\ufe00-\ufe0f\u3099\u309a]*|[^\s{_CJK}]+)(?:\s+$)?|\s+")
 _CHARACTERS_A_TOKEN = 4  # OpenAI's rule of thumb for English text
 MAX_TOKEN_CHARACTERS = 12  # nearly every single token of cl100k is shorter
-_MAX_PIECES = 1024  # of one chunk: each takes some hundred bytes, and a chunk may be a megabyte of text
+_MAX_PIECES = 1024  # of one chunk: each takes some hundred bytes, and a chunk may hold a megabyte of text
 
 
 def _estimate(text: str) -> int:
@@ -34,7 +34,7 @@ def _estimate(text: str) -> int:
 
 
 def weigh_chunk(chunk: ChatCompletionChunk) -> int:
-    """Return how many tokens of the reader's time a chunk takes; 0: it has nothing to read."""
+    """Return how many tokens of the reader's time a chunk takes, or 0 if there is nothing to read in it."""
     weight = 0
     for choice in chunk.choices:
         if choice.token_ids:
@@ -52,8 +52,8 @@ def weigh_chunk(chunk: ChatCompletionChunk) -> int:
 def split_chunk(chunk: ChatCompletionChunk) -> list[ChatCompletionChunk]:
     """Return a chunk of plain text cut at word ends, and any other chunk whole.
 
-    The concatenated content of the pieces is the chunk's content. Beyond 1,024 words a piece holds several. Log-probabilities and token ids
-    belong to their text, so a chunk with them stays whole.
+    The concatenated content of the pieces is the chunk's content. In a chunk of more than 1,024 words, a piece holds several.
+    Log-probabilities and token ids belong to their text, so a chunk with them stays whole.
     """
     if len(chunk.choices) != 1:
         return [chunk]
@@ -80,9 +80,9 @@ def split_chunk(chunk: ChatCompletionChunk) -> list[ChatCompletionChunk]:
 
 
 def cut_chunk(chunk: ChatCompletionChunk, texts: Sequence[str]) -> list[ChatCompletionChunk]:
-    """Return a chunk of plain text as one chunk for each of these texts, which are its content or its thinking together.
+    """Return a chunk of plain text as one chunk for each of these texts, which joined are its content or its reasoning.
 
-    What a chunk has once is in the first piece (role, fields of its server) or in the last one (finish reason, usage).
+    Fields that a chunk has once are in the first piece (role, the server's additional fields) or in the last one (finish reason, usage).
     """
     if len(texts) == 1:
         return [chunk]
@@ -99,7 +99,7 @@ def cut_chunk(chunk: ChatCompletionChunk, texts: Sequence[str]) -> list[ChatComp
 
 
 def _with_provided(piece: ChatCompletionChunk, chunk: ChatCompletionChunk) -> ChatCompletionChunk:
-    """Return the first piece of a chunk with what the chunk has once: the role, and fields that only some servers send."""
+    """Return the first piece with the fields that the chunk has once: the role, and fields that only some servers send."""
     choice, source = piece.choices[0], chunk.choices[0]
     choice.delta.role, choice.delta.reasoning_details = source.delta.role, source.delta.reasoning_details
     choice.delta.channel, choice.delta.audio = source.delta.channel, source.delta.audio
@@ -122,7 +122,7 @@ def _piece(chunk: ChatCompletionChunk, text: str, *, is_content: bool) -> ChatCo
 
 
 class Pacer:
-    """The buffer that holds chunks until they are due, owned by the delivery. A ring keeps them and their due times.
+    """The buffer that holds chunks until they are due, owned by the delivery. A ring stores them with their due times.
 
     Args:
         rate: tokens per second at the reader, > 0.
@@ -139,13 +139,13 @@ class Pacer:
         return self._ring.buffered
 
     def feed(self, source: str, chunks: list[ChatCompletionChunk], *, now: float) -> None:
-        """Add chunks after those that are held."""
+        """Add chunks after the ones already held."""
         for chunk in chunks:
             for piece in split_chunk(chunk):
                 self._ring.push(weigh_chunk(piece), source, piece, now)
 
     def next_due(self) -> float | None:
-        """Return when the next chunk is due; None: nothing is held."""
+        """Return when the next chunk is due, or None if nothing is held."""
         return self._ring.next_due()
 
     def release(self, *, now: float) -> list[tuple[str, ChatCompletionChunk]]:

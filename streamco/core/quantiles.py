@@ -1,4 +1,4 @@
-"""A few numbers that stand for many."""
+"""Picks a few numbers that represent many."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["equally_likely"]
 
 
 def equally_likely(ordered: Sequence[float], count: int) -> list[float]:
-    """Return ``count`` of the numbers, each from the middle of an equal part of them; all of them, if there are no more.
+    """Return ``count`` of the numbers, each from the middle of an equal part of them, or all of them if there are fewer.
 
     Args:
         ordered: the numbers, ascending.

@@ -41,7 +41,7 @@ from streamco.core.report_text import (
 
 __all__ = ["Opening", "Report", "opening_of", "report_sections", "saved_share"]
 
-_ALONE = frozenset({"", "device: no device", "server: no server"})  # reasons that say nothing to the owner of the client
+_ALONE = frozenset({"", "device: no device", "server: no server"})  # reasons that tell the owner of the client nothing
 _SIDES = frozenset({"device", "server", None})  # what a budget limits if there are sides, not two servers
 
 
@@ -49,31 +49,31 @@ class Report(Struct, frozen=True, kw_only=True):
     """The figures of one answer; times in seconds.
 
     Args:
-        winner: the endpoint that began the answer, also after a hand-over; None while undecided. Of a speculated answer: all that wrote a
-            part of it.
-        ttft: time from the request to the first token at the reader; None: there was none.
+        winner: the endpoint that began the answer, even after a hand-over; None while undecided. For a speculated answer, every endpoint
+            that wrote a part of it.
+        ttft: time from the request to the first token at the reader; None if there was none.
         duration: time from the request to the end of the delivery.
         tokens: tokens delivered to the reader.
-        tokens_per_second: delivery rate after the first token; None: fewer than two tokens.
-        cost_usd: money for all endpoints together; None: one that worked has no known price.
-        energy_j: joules of the device; None: not known, or it did nothing.
-        is_energy_measured: all of them were measured, see ``EndpointReport``; False: at least a part is an estimate.
+        tokens_per_second: delivery rate after the first token; None for fewer than two tokens.
+        cost_usd: cost of all endpoints together; None if the price of one that worked isn't known.
+        energy_j: the device's energy in joules; None if not known, or if it did nothing.
+        is_energy_measured: all of that energy was measured, see ``EndpointReport``; False if at least a part is an estimate.
         unified_cost_usd: money and energy together; None for the same reason.
         hand_overs: all hand-overs, in order.
         wasted_tokens: completion tokens that the reader never got.
-        wasted_prompt_tokens: prompt tokens that endpoints read in vain.
+        wasted_prompt_tokens: prompt tokens that endpoints read for nothing.
         usage: tokens of the answer as it was delivered; what each endpoint did for it is in ``endpoints``.
-        ending: whether the answer is complete, failed, or was left by its reader before its end; None: it is under way.
-        is_final: no figure changes any more, because all work has ended.
-        mode: how it was generated; if it could have been speculated and wasn't, ``dispatch.reason`` has the reason.
-        speculation: figures of drafting and verifying; None: it was not speculated.
-        split: figures of a split model's trips; None: no split model had a part in it.
-        grade: what the quality gate said of the device's answer; None: there is no gate, or the device had written nothing when the
+        ending: whether the answer is complete, failed, or was left by its reader before its end; None while it is in progress.
+        is_final: True once no figure will change any more, because all work has ended.
+        mode: how it was generated; if it could have been speculated and wasn't, ``dispatch.reason`` says why.
+        speculation: figures of drafting and verifying; None if it was not speculated.
+        split: figures of a split model's trips; None if no split model had a part in it.
+        grade: what the quality gate said about the device's answer; None if there is no gate, or the device had written nothing when the
             winner began.
-        shadow: a server's answer that nobody reads, asked for after this one ended; its cost is in no other figure. None: there is none.
-        plan: what was predicted of each way to make the answer, by the weights of ``Auto``; None: no way was chosen by weights.
+        shadow: a server's answer that nobody reads, requested after this one ended; its cost is in no other figure. None if there is none.
+        plan: the forecast for each way to make the answer, by the weights of ``Auto``; None if no way was chosen by weights.
         request_id: the id of the answer's log lines, which servers get as ``X-Client-Request-Id``.
-        notes: what was asked for and did not happen, a sentence each; empty: all went as asked.
+        notes: what was requested and did not happen, a sentence each; empty if everything went as requested.
     """
 
     winner: str | None
@@ -106,15 +106,15 @@ class Report(Struct, frozen=True, kw_only=True):
 
     @property
     def confidence(self) -> Confidence | None:
-        """How sure the winner was of what it wrote, as its part in ``endpoints`` has it; None: not known."""
+        """How sure the winner was of what it wrote, taken from its part in ``endpoints``; None if not known."""
         return next((part.confidence for part in self.endpoints if part.name == self.winner), None)
 
     def to_text(self, *, is_short: bool = False) -> str:
-        """Return the report as tables for people; ``is_short``: without the rows that say nothing, as ``str`` has it."""
+        """Return the report as tables for people. ``is_short`` leaves out uninformative rows, as ``str`` does."""
         return sections_to_text(report_sections(self, is_short=is_short))
 
     def __str__(self) -> str:
-        """Return the short report; ``to_text`` returns the whole one, and ``repr`` and JSON have the fields."""
+        """Return the short report; ``to_text`` returns the whole one, and ``repr`` and JSON contain the fields."""
         return self.to_text(is_short=True)
 
 
@@ -123,7 +123,7 @@ class Opening(Struct, frozen=True, kw_only=True):
 
     Args:
         winner, ttft, dispatch, mode, grade, notes: as in ``Report``.
-        winner_kind: "device" or "server"; None: there is no winner yet, or several wrote the answer.
+        winner_kind: "device" or "server"; None if there is no winner yet, or several wrote the answer.
     """
 
     winner: str | None
@@ -154,8 +154,8 @@ def report_sections(report: Report, *, is_short: bool = False) -> list[Section]:
 
     Args:
         report: the report.
-        is_short: leave out what is as usual or follows from another row: gaps of an answer that nobody had to wait for, a budget that
-            changed nothing, estimates of energy, counts that are zero, the table of a single endpoint.
+        is_short: leave out what is normal or follows from another row: the gaps if nobody had to wait, a budget that changed nothing,
+            estimates of energy, counts of zero, the table of a single endpoint.
     """
     drafts = [] if report.speculation is None else [speculation_section(report.speculation, is_short=is_short)]
     notes = [Section("Not as asked", (), [("", note) for note in report.notes])] if report.notes else []
@@ -255,7 +255,7 @@ def _change_rows(report: Report, change: HandOver) -> list[tuple[str, str]]:
 
 
 def saved_share(report: Report, change: HandOver) -> float | None:
-    """Return the share of the cost that a planned hand-over saved, compared with the answer without it; None if not known."""
+    """Return the share of the cost that a planned hand-over saved, compared with the answer without it, or None if not known."""
     cost = report.cost_usd if report.unified_cost_usd is None else report.unified_cost_usd  # money alone if the energy isn't known
     if change.saved_usd is None or cost is None:
         return None
@@ -276,7 +276,7 @@ def _dispatch_section(report: Report) -> Section:
 
 
 def _start_rows(report: Report) -> list[tuple[str, str]]:
-    """Return when each side starts; a side that has no endpoint is not named. Of two servers, the table of the endpoints says it."""
+    """Return when each side starts, without a side that has no endpoint. For two servers, the endpoints' table shows it."""
     sides = {"device": report.dispatch.device_wait, "server": report.dispatch.server_wait}
     kinds = {part.kind for part in report.endpoints}
     if report.dispatch.constraint not in _SIDES:
@@ -285,7 +285,7 @@ def _start_rows(report: Report) -> list[tuple[str, str]]:
 
 
 def _budget_rows(report: Report) -> list[tuple[str, str]]:
-    """Return what the budget limits; nothing if there is no second side that could do the work in its place."""
+    """Return what the budget limits, or nothing if there is no second side that could do the work instead."""
     dispatch, shares = report.dispatch, f"{format_share(report.dispatch.budget)}, {format_share(report.dispatch.budget_share)}"
     shares += " (on credit)" if dispatch.is_borrowed else ""
     if dispatch.constraint not in _SIDES:

@@ -1,4 +1,4 @@
-"""A report in one line, as it stands under an answer."""
+"""A report in one line, to be shown under an answer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def summary_figures(report: Report, *, ending: str = "") -> list[Figure]:
 
 
 def _confidence_figures(report: Report) -> list[Figure]:
-    """Return how sure the model was that began the answer; nothing if that isn't known."""
+    """Return how sure the model that began the answer was, or nothing if that isn't known."""
     found = next((part.confidence for part in report.endpoints if part.name == report.winner), None)
     return [] if found is None else [Figure(f"{found.beginning:.2f} sure of its beginning", 6)]
 
@@ -55,13 +55,13 @@ def _grade_figures(report: Report, grade: Grade) -> list[Figure]:
 
 
 def note_line(report: Report) -> str:
-    """Return the answer's first note, and how many more there are; "" if there is none."""
+    """Return the answer's first note, and how many more there are, or "" if there is none."""
     more = [f"{len(report.notes) - 1} more in the report"] if len(report.notes) > 1 else []
     return " · ".join([*report.notes[:1], *more])
 
 
 def speculation_figures(report: Report) -> list[Figure]:
-    """Return what became of the drafts; nothing if there were none.
+    """Return what became of the drafts, or nothing if there were none.
 
     Tokens that the device wrote without a verdict are counted: ``326 of 406 tokens by the device alone`` if all should have been verified.
     """
@@ -80,9 +80,9 @@ def speculation_figures(report: Report) -> list[Figure]:
 
 
 def split_figures(report: Report) -> list[Figure]:
-    """Return what a split model's trips brought; nothing if there were none.
+    """Return the results of a split model's trips, or nothing if there were none.
 
-    If a server was lost, it says that too: ``went on at host:8001 after a loss``.
+    A lost server is mentioned too: ``went on at host:8001 after a loss``.
     """
     figures = report.split
     if figures is None or figures.tokens_per_trip is None:

@@ -33,7 +33,7 @@ _OWN_COUNTERS = (None, "engine", "usage", "estimate")  # an estimate has its mar
 
 
 class Section(Struct, frozen=True):
-    """A table: its title, its column heads (none: label and value) and its rows."""
+    """A table: its title, its column heads (none for label and value) and its rows."""
 
     title: str
     heads: tuple[str, ...]
@@ -57,7 +57,7 @@ def format_usd(dollars: float | None) -> str:
 
 
 def format_saving(dollars: float | None) -> str:
-    """Return a difference of costs as text; below zero it was a loss."""
+    """Return a difference between costs as text; a negative one is a loss."""
     return f"-{format_usd(-dollars)}" if dollars is not None and dollars < 0 else format_usd(dollars)
 
 
@@ -72,7 +72,7 @@ def format_share(share: float | None) -> str:
 
 
 def plan_section(plan: AnswerPlan) -> Section:
-    """Return the table of the ways that were open to an answer, with what was predicted of each; below it those that weren't."""
+    """Return the table of the ways that were open to an answer, with the forecast for each; below it the ways that weren't."""
     heads = ("way", "first word", "tokens/s", "cost", "energy", "quality", "weighed")
     rows: list[tuple[str, ...]] = []
     for way in plan.ways:
@@ -89,7 +89,7 @@ def plan_section(plan: AnswerPlan) -> Section:
 
 
 def speculation_section(figures: SpeculationFigures, *, is_short: bool = False) -> Section:
-    """Return the table of a speculated answer: who made its tokens, and what drafting and verifying took; ``is_short``: what came of it."""
+    """Return the table of a speculated answer: who made its tokens, and what drafting and verifying took. ``is_short``: results only."""
     makers = (
         ("accepted", figures.accepted),
         ("corrected", figures.corrected),
@@ -124,7 +124,7 @@ def speculation_section(figures: SpeculationFigures, *, is_short: bool = False) 
 
 
 def split_section(figures: SplitFigures, *, is_short: bool = False) -> Section:
-    """Return the table of a split model's answer: what went to the servers and came back; ``is_short``: bytes, trips and drafts alone."""
+    """Return the table of a split model's answer: what went to the servers and came back. ``is_short``: only bytes, trips and drafts."""
     per_trip = "-" if figures.tokens_per_trip is None else f"{figures.tokens_per_trip:.2f}"
     rows = [
         ("sent to the server", figures.sent),
@@ -148,14 +148,14 @@ def _further_split_rows(figures: SplitFigures) -> list[tuple[str, str]]:
 
 
 def _lookup_rows(figures: SplitFigures) -> list[tuple[str, str]]:
-    """Return what was drafted from earlier text; nothing if nothing was."""
+    """Return what was drafted from earlier text, or nothing if nothing was."""
     if not figures.looked_up:
         return []
     return [("drafted from earlier text, of these in the answer", f"{figures.looked_up}, {figures.lookups_accepted}")]
 
 
 def _branch_rows(figures: SplitFigures) -> list[tuple[str, str]]:
-    """Return what parallel drafting did; nothing if it is off."""
+    """Return what parallel drafting did, or nothing if it is off."""
     if not figures.branches:
         return []
     return [("drafted ahead, of these right, their tokens", f"{figures.branches}, {figures.branch_hits}, {figures.branch_tokens}")]
@@ -174,7 +174,7 @@ def format_grade(grade: Grade) -> str:
 
 
 def grade_rows(grade: Grade | None) -> list[tuple[str, str]]:
-    """Return what the quality gate said and did; nothing if there was none."""
+    """Return what the quality gate said and did, or nothing if there was none."""
     if grade is None:
         return []
     said = f"{format_grade(grade)} by {grade.tokens} tokens, good enough from {grade.min_score:.2f} on"
@@ -183,7 +183,7 @@ def grade_rows(grade: Grade | None) -> list[tuple[str, str]]:
 
 
 def shadow_rows(shadow: ShadowReport | None) -> list[tuple[str, str]]:
-    """Return what became of an answer that nobody reads; nothing if there was none."""
+    """Return what became of an answer that nobody reads, or nothing if there was none."""
     if shadow is None:
         return []
     said = shadow.why_not or ("not compared yet" if shadow.good is None else "as good" if shadow.good else "better than the device's")
@@ -191,9 +191,9 @@ def shadow_rows(shadow: ShadowReport | None) -> list[tuple[str, str]]:
 
 
 def endpoint_section(endpoints: Sequence[EndpointReport], *, is_short: bool = False) -> Section:
-    """Return the table of an answer's endpoints: one row each, then the errors, and what counted the tokens if the endpoint didn't.
+    """Return the table of an answer's endpoints: one row each, then the errors, and the source of any token counts that aren't its own.
 
-    ``is_short``: without estimates of energy, and without what its servers are and who counted.
+    ``is_short``: without estimates of energy, the servers' kinds and the sources of the counts.
     """
     has_energy = any(part.is_energy_measured if is_short else part.kind == "device" for part in endpoints)
     heads = ("endpoint", "outcome", "started", "TTFT", "prompt", "made", "cost", *(["energy"] if has_energy else []))
@@ -219,6 +219,6 @@ def sections_to_text(sections: Sequence[Section]) -> str:
 
 def _aligned(section: Section) -> list[str]:
     lines = [section.heads, *section.rows] if section.heads else section.rows
-    columns = [line for line in lines if len(line) > 1]  # a line of one cell runs over all columns
+    columns = [line for line in lines if len(line) > 1]  # a line of one cell spans all columns
     widths = [max(len(line[index]) for line in columns) for index in range(len(columns[0]))] if columns else []
     return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip() for line in lines]

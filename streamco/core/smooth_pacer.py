@@ -1,19 +1,21 @@
-"""The buffer of a smooth pace: text that comes in bursts goes out evenly, no piece of it more than 0.4 seconds after its arrival.
+"""The buffer of a smooth pace: text that comes in bursts goes out evenly, each piece within 0.4 seconds of its arrival.
 
 No rate is set. The text goes out at the rate at which it came in the last second, so the next burst finds the buffer just empty. If that
 rate is not known yet, or is too low, each burst is spread over the time that it has. Text that comes evenly is not held: each piece of it
-comes when the one before has had its time. Only at more than a chunk a frame the first frame's chunks are, because they may be one burst.
-A part of the buffer that was not needed in the last 0.4 seconds, which is the least that was held at any arrival, is drained within about
-as long again (the standing queue of CoDel, RFC 8289).
+comes when the one before has had its time. Only if more than one chunk comes per frame, the first frame's chunks are held, because they
+may be one burst.
+The part of the buffer that was not needed in the last 0.4 seconds, which is the least that was held at any arrival, is drained within
+about the same time again (the standing queue of CoDel, RFC 8289).
 
-A pause longer than 0.4 seconds can't be bridged. After it the rate is found again, as at the beginning: the first piece goes at once.
+A pause longer than 0.4 seconds can't be bridged. After it the rate is determined anew, as at the beginning, and the first piece goes at
+once.
 
-Only the content of a first choice is held. A long chunk of it is cut, and never inside a character. A chunk with log-probabilities or
+Only the content of a first choice is held. A long chunk of it is cut, but never inside a character. A chunk with log-probabilities or
 token ids stays whole, because they belong to its text. Everything else is passed on as it is and in order. Reasoning, tool calls, refusals
-and further choices wait for nothing, so the text before them goes at once. A chunk with nothing to read, such as the one with the finish
+and other choices aren't held, so the text before them goes at once. A chunk with nothing to read, such as the one with the finish
 reason, follows the text before it.
 
-All amounts are tokens as ``weigh_chunk`` counts them; a piece has its share of its chunk's.
+All amounts are tokens as ``weigh_chunk`` counts them; a piece has a share of its chunk's amount.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ from streamco.openai_types import ChatCompletionChunk
 __all__ = ["MAX_ADDED_DELAY", "SmoothPacer"]
 
 MAX_ADDED_DELAY = 0.4  # seconds from a piece's arrival, as in huggingface/chat-ui
-_SPREAD = MAX_ADDED_DELAY - FRAME  # seconds over which a burst is spread: a timer may be a frame late
-_MAX_PIECES = 20  # of one chunk: spread over that time they are more than a frame apart
+_SPREAD = MAX_ADDED_DELAY - FRAME  # seconds over which a burst is spread, since a timer may be a frame late
+_MAX_PIECES = 20  # of one chunk; spread over that time they are more than a frame apart
 _DRAIN = 0.4  # seconds: the time constant with which a standing buffer is drained
 
 
@@ -48,7 +50,7 @@ class _Piece(Struct):
 
 
 class _Burst(Struct):
-    """Pieces that came together and must go by ``latest``; ``last`` is the amount of the newest of them."""
+    """Pieces that came together and must go out by ``latest``; ``last`` is the amount of the newest of them."""
 
     latest: float
     pieces: int = 0
@@ -57,7 +59,7 @@ class _Burst(Struct):
 
 
 class SmoothPacer:
-    """The buffer of one answer at a smooth pace, owned by the delivery; its methods are those of ``Pacer``.
+    """The buffer of one answer at a smooth pace, owned by the delivery. It has the same methods as ``Pacer``.
 
     Attributes:
         buffered: number of tokens held.
@@ -66,16 +68,16 @@ class SmoothPacer:
     def __init__(self) -> None:
         self.buffered = 0
         self._held: deque[_Piece] = deque()
-        self._bursts: deque[_Burst] = deque()  # those of which something is held
-        self._amount = 0.0  # of the text that is held
-        self._passing = 0  # number of the oldest pieces that wait for nothing
+        self._bursts: deque[_Burst] = deque()  # bursts of which something is still held
+        self._amount = 0.0  # of the held text
+        self._passing = 0  # number of the oldest pieces, which aren't held
         self._arrivals = ArrivalRate(pause=MAX_ADDED_DELAY)
         self._speed = 1.0  # tokens per second, chosen again at each arrival
         self._last = -inf  # due time of the piece that was released last
         self._next = -inf  # when that piece has had its time
 
     def feed(self, source: str, chunks: list[ChatCompletionChunk], *, now: float) -> None:
-        """Add chunks after those that are held."""
+        """Add chunks after the ones already held."""
         before = self._amount
         for chunk in chunks:
             self._add(source, chunk, now)
@@ -85,13 +87,13 @@ class SmoothPacer:
             self._choose_speed(0.0 if is_first else left, now)
 
     def next_due(self) -> float | None:
-        """Return when the next piece is due; None: nothing is held."""
+        """Return when the next piece is due, or None if nothing is held."""
         return self._due(self._held[0]) if self._held else None
 
     def release(self, *, now: float) -> list[tuple[str, ChatCompletionChunk]]:
         """Remove and return the pieces that are due with their endpoints, in order.
 
-        Those that are due within a frame of a display go too: the eye sees no difference, and fewer timers are needed.
+        Pieces that are due within one display frame go too: the eye sees no difference, and fewer timers are needed.
         """
         released: list[tuple[str, ChatCompletionChunk]] = []
         while self._held and (due := self._due(piece := self._held[0])) <= now + FRAME:
@@ -134,14 +136,14 @@ class SmoothPacer:
             counted = upto
 
     def _open_burst(self, now: float) -> _Burst:
-        """Return the newest burst if it came within a frame, else a new one."""
+        """Return the newest burst if it came within a frame, otherwise a new one."""
         latest = now + _SPREAD
         if not self._bursts or latest > self._bursts[-1].latest + FRAME:
             self._bursts.append(_Burst(latest))
         return self._bursts[-1]
 
     def _choose_speed(self, left: float, now: float) -> None:
-        """Choose the speed at which all that is held goes out: as it came, or faster, so that each burst has gone in its time."""
+        """Choose the speed at which the held text goes out: as it came, or faster, so that each burst is out in time."""
         arrivals = self._arrivals
         speed = arrivals.rate * min(1.0, (left + self._amount) / arrivals.burst) + arrivals.standing / _DRAIN
         ahead = left
@@ -172,7 +174,7 @@ class SmoothPacer:
 
 
 def _smoothed_text(chunk: ChatCompletionChunk) -> str:
-    """Return the text of a chunk that may be held; "": the chunk is passed on as it is."""
+    """Return the text of a chunk that may be held, or "" if the chunk is passed on as it is."""
     if len(chunk.choices) != 1:
         return ""
     choice = chunk.choices[0]

@@ -14,17 +14,17 @@ from streamco.policies.budget_control import BudgetSteering
 __all__ = ["AnswerCost", "EndpointTotals", "ShadowTotals", "TotalsRecorder", "Totals"]
 
 _COUNTS = ("answers", "complete", "failed", "left", "hand_overs", "tokens", "wasted_tokens", "wasted_prompt_tokens")  # of all answers
-_COSTS = ("cost_usd", "energy_j", "unified_cost_usd")  # of one endpoint: None as soon as it is not known of one request
+_COSTS = ("cost_usd", "energy_j", "unified_cost_usd")  # of one endpoint: None as soon as it is unknown for one request
 
 
 class AnswerCost(Struct, frozen=True, kw_only=True):
-    """The cost of one answer at all endpoints: the part of its report that adds up.
+    """The cost of one answer at all endpoints: the figures of its report that can be summed.
 
     Args:
         endpoints: each endpoint's part; those that were not started cost nothing.
-        ending: how it ended; None: it is under way, or its driver failed.
+        ending: how it ended; None if it is in progress, or its driver failed.
         hand_overs: number of its hand-overs.
-        tokens: delivered to the reader.
+        tokens: tokens delivered to the reader.
         cost_usd, energy_j, unified_cost_usd, wasted_tokens, wasted_prompt_tokens: as in ``Report``.
     """
 
@@ -44,15 +44,15 @@ class EndpointTotals(Struct, frozen=True, kw_only=True):
 
     Args:
         kind: device or server.
-        requests: number of requests to it; an answer that it lost or read ahead and took over later counts twice or more.
-        won, took_over, read_ahead, lost, speculated: requests by outcome; speculated: it drafted or verified.
-        failed: requests that ended in an error, also if it had won them.
+        requests: number of requests to it; an answer that it lost or read in advance and took over later counts twice or more.
+        won, took_over, read_ahead, lost, speculated: requests by outcome; speculated means that it drafted or verified.
+        failed: requests that ended in an error, including those that it had won.
         prompt_tokens: prompt tokens that it read.
-        completion_tokens: tokens that it generated, with those that the reader never got.
+        completion_tokens: tokens that it generated, including those that the reader never got.
         estimated_prompt_tokens, estimated_completion_tokens: the estimated part of each (cancelled streams send no usage).
         wasted_tokens: completion tokens that the reader never got.
-        wasted_prompt_tokens: prompt tokens that were read in vain.
-        cost_usd, energy_j, unified_cost_usd: as in ``EndpointReport``; None as soon as it is not known of one request.
+        wasted_prompt_tokens: prompt tokens that were read for nothing.
+        cost_usd, energy_j, unified_cost_usd: as in ``EndpointReport``; None as soon as it is unknown for one request.
     """
 
     kind: str
@@ -96,18 +96,18 @@ class EndpointTotals(Struct, frozen=True, kw_only=True):
         )
 
     def joined(self, other: EndpointTotals) -> EndpointTotals:
-        """Return the totals of both together; they are of one endpoint."""
+        """Return the totals of both together, which must belong to one endpoint."""
         counts = {name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__ if name not in {"kind", *_COSTS}}
         return replace(self, **counts, **{name: _sum(getattr(self, name), getattr(other, name)) for name in _COSTS})
 
 
 class ShadowTotals(Struct, frozen=True, kw_only=True):
-    """The sums over a client's shadow answers, which no other figure has a part of.
+    """The sums over a client's shadow answers, which no other figure includes.
 
     Args:
         answers: number of them that have ended.
-        good, bad: those beside which the device's answer was as good, or wasn't.
-        prompt_tokens, completion_tokens: that servers read and generated for them.
+        good, bad: how often the device's answer was as good, and how often it wasn't.
+        prompt_tokens, completion_tokens: tokens that servers read and generated for them.
         cost_usd: US dollars; None as soon as one has no known price.
     """
 
@@ -142,15 +142,15 @@ class Totals(Struct, frozen=True, kw_only=True):
         answers: number of answers that have ended: ``complete``, ``failed``, or ``left`` by their reader before the end.
         hand_overs: number of all hand-overs.
         tokens: tokens delivered to readers.
-        wasted_tokens: completion tokens that no reader got: those of losing attempts, and those held back when a reader left.
-        wasted_prompt_tokens: prompt tokens that were read in vain, mostly by losing attempts.
-        cost_usd: all endpoints together; None as soon as one that worked has no known price.
-        energy_j: joules of all devices with a known model shape, measured or estimated; None: there was none.
+        wasted_tokens: completion tokens that no reader got, from losing attempts or held back when a reader left.
+        wasted_prompt_tokens: prompt tokens that were read for nothing, mostly by losing attempts.
+        cost_usd: cost of all endpoints together; None as soon as the price of one that worked isn't known.
+        energy_j: joules of all devices whose model's shape is known, measured or estimated; None if there was none.
         unified_cost_usd: money and energy together; None for the same reason as ``cost_usd``.
         budget: allowed share of prompt tokens that the constrained side may process; None before the first answer.
         budget_share: realised share, over the answers that both sides could serve; None before the first.
         endpoints: each endpoint's part, by name; endpoints without a request are left out.
-        shadows: answers that nobody reads, asked for to compare a device's with; their cost is in no other figure.
+        shadows: answers that nobody reads, requested to compare a device's with; their cost is in no other figure.
     """
 
     answers: int = 0
@@ -192,7 +192,7 @@ class Totals(Struct, frozen=True, kw_only=True):
         )
 
     def joined(self, other: Totals) -> Totals:
-        """Return the totals of both together, with the budget and its share as they are here."""
+        """Return the totals of both together, with this one's budget and share."""
         endpoints = dict(self.endpoints)
         for name, each in other.endpoints.items():
             endpoints[name] = endpoints[name].joined(each) if name in endpoints else each
@@ -207,12 +207,12 @@ class Totals(Struct, frozen=True, kw_only=True):
         )
 
     def __str__(self) -> str:
-        """Return the figures as tables for people; ``repr`` and JSON have the fields."""
+        """Return the figures as tables for people; ``repr`` and JSON contain the fields."""
         return sections_to_text([_answers_section(self), *([_endpoints_section(self.endpoints)] if self.endpoints else [])])
 
 
 class TotalsRecorder:
-    """The sums over a client's answers; the client owns it and adds each answer when its work has ended."""
+    """Sums up a client's answers. The client owns it and adds each answer when its work has ended."""
 
     def __init__(self) -> None:
         self._budget: BudgetSteering | None = None
@@ -227,7 +227,7 @@ class TotalsRecorder:
         self._sums = replace(self._sums, shadows=self._sums.shadows.plus(shadow))
 
     def use_budget(self, budget: BudgetSteering) -> None:
-        """Take the budget's share from this account, that of the newest answer, from now on."""
+        """Take the budget's share from this account, the newest answer's, from now on."""
         self._budget = budget
 
     def totals(self) -> Totals:
@@ -239,7 +239,7 @@ class TotalsRecorder:
 
 
 def _sum(known: float | None, more: float | None) -> float | None:
-    """Return the sum; None: one of the two is not known."""
+    """Return the sum, or None if one of the two is not known."""
     return None if known is None or more is None else known + more
 
 

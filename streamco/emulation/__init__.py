@@ -1,1 +1,1 @@
-"""Other servers' and larger models' times, imposed on a small local model: for the demo, the tests and the benches."""
+"""Imposes the timing of other servers and larger models on a small local model, for the demo, the tests and the benches."""

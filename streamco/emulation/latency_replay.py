@@ -1,11 +1,11 @@
-"""Latency replay: a local answer leaves at the times a measured remote server would have sent it.
+"""Latency replay: sends a local answer at the times at which a measured remote server would have sent it.
 
-Generation runs ahead and ``LatencyReplay`` holds its pieces back. Its times are lower bounds. The first burst leaves no sooner than the
-sampled time to first token after the request began. Each later burst leaves no sooner than the sampled gap after the one before. If the
-model is slower than the profile, its own times show. Because generation goes on while a burst is held, the rate is the slower of the two
-and not their sum.
+The model generates at its own speed, and ``LatencyReplay`` holds its pieces back. The replay's times are lower bounds. The first burst
+leaves no sooner than the sampled time to first token after the request began. Each later burst leaves no sooner than the sampled gap after
+the one before. If the model is slower than the profile, its own times show. Because generation continues while a burst is held back, the
+slower of the two sets the pace, and their times don't add up.
 
-Real servers send in bursts: one network read brings several chunks (two or three at OpenAI, some fifteen after Azure's content filter),
+Real servers send in bursts: one network read brings several chunks (two or three at OpenAI, about fifteen after Azure's content filter),
 then nothing for a while. A gap here is the silence between bursts, and a burst leaves whole.
 """
 
@@ -27,7 +27,7 @@ __all__ = ["LatencyProfile", "LatencyReplay", "LatencyReplays", "quantile"]
 
 
 class LatencyProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Measured behaviour of a streaming server, as samples or evenly spaced quantiles (a sorted sample is both).
+    """The measured timing of a streaming server, as sorted samples or evenly spaced quantiles.
 
     Args:
         name: name of the measured server.
@@ -35,10 +35,10 @@ class LatencyProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         license: license of the measurements.
         ttft_s: seconds from request to first text.
         gap_s: seconds of silence between two bursts.
-        gap_of: ``burst``: each gap is drawn; ``request``: one gap is drawn for each request, if a trace holds only each request's mean.
+        gap_of: with ``burst``, each gap is drawn; with ``request``, one gap is drawn per request, for traces with only each request's mean.
         burst_chunks: number of chunks that arrive together.
         note: a remark on the figures.
-        kind: ``latency``, so that profiles of different kinds are not mixed up.
+        kind: ``latency``, so that profiles of different kinds aren't mixed up.
     """
 
     name: str
@@ -63,7 +63,7 @@ class LatencyProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def quantile(table: Sequence[float], share: float) -> float:
-    """Return the value below which ``share`` (0..1) of the distribution lies; linear between the table's evenly spaced points."""
+    """Return the value below which ``share`` (0..1) of the distribution lies, with linear interpolation between the table's points."""
     position = share * (len(table) - 1)
     below = min(int(position), len(table) - 1)
     above = min(below + 1, len(table) - 1)
@@ -75,8 +75,8 @@ class LatencyReplay:
 
     Args:
         profile: the latency to imitate.
-        rng: random source of this request alone, so that concurrent requests don't change each other's times.
-        started: time when the request came, in seconds on the caller's clock.
+        rng: a random source that only this request uses, so that concurrent requests don't affect each other's times.
+        started: time when the request arrived, in seconds on the caller's clock.
     """
 
     def __init__(self, profile: LatencyProfile, rng: Random, started: float) -> None:
@@ -109,12 +109,12 @@ class LatencyReplay:
                 self._close_burst(now)
 
     def due(self) -> float | None:
-        """Return the time at which ``pop`` has something next; None: not before more is pushed."""
+        """Return the time at which ``pop`` next has something to return, or None if it won't until more is pushed."""
         if self._bursts:
             return self._bursts[0][0]
         if self._end is None:
             return None
-        # an empty answer still takes its time, an error leaves at once
+        # an empty answer still waits for its time, but an error leaves at once
         return self._due if self._end.reason in {"stop", "length"} and not self._was_started else 0.0
 
     def pop(self, now: float) -> tuple[list[TextPiece], GenerationEnd | None]:
@@ -141,11 +141,11 @@ class LatencyReplay:
 
 
 class LatencyReplays(Struct, frozen=True):
-    """The replays of a server's answers: what ``ServeOptions.hold`` expects.
+    """Replays recorded latencies for a server's answers; pass it as ``ServeOptions.hold``.
 
     Args:
         profile: the latency to imitate.
-        seed: seed of the times. Each request has a random source of its own, so that concurrent ones don't change each other's times.
+        seed: seed for drawing the times. Each request has its own random source, so concurrent requests don't affect each other's times.
     """
 
     profile: LatencyProfile
@@ -156,6 +156,6 @@ class LatencyReplays(Struct, frozen=True):
 
         Args:
             number: number of the request, counted from 1.
-            arrived: time when it came, in seconds on the server's clock.
+            arrived: time when it arrived, in seconds on the server's clock.
         """
         return LatencyReplay(self.profile, Random(f"{self.seed}/{number}"), arrived)

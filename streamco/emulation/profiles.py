@@ -1,6 +1,6 @@
-"""Profiles by name or by file: tables with which a small local server behaves like a large remote one.
+"""Loads profiles by name or from files: tables that make a small local server behave like a large remote one.
 
-A profile is a small JSON file of derived figures (quantiles, medians) that names its source and licence. The packaged ones lie in
+A profile is a small JSON file of derived figures (quantiles, medians) that names its source and licence. The packaged ones are in
 ``streamco/emulation/profiles``; ``bench/data/make_latency_profiles.py`` makes them from recorded measurements.
 """
 
@@ -35,19 +35,19 @@ def packaged_names(kind: str) -> list[str]:
 
 
 def load_latency(name: str) -> LatencyProfile:
-    """Return the latency profile of a packaged name or of a JSON file.
+    """Return the packaged latency profile with this name, or the one in this JSON file.
 
     Raises:
-        ConfigError: no such name or file, or the file is not a latency profile.
+        ConfigError: there is no such name or file, or the file isn't a latency profile.
     """
     return _load(name, "latency", LatencyProfile)
 
 
 def load_step_times(name: str) -> StepTimes:
-    """Return the step-time profile of a packaged name or of a JSON file.
+    """Return the packaged step-time profile with this name, or the one in this JSON file.
 
     Raises:
-        ConfigError: no such name or file, or the file is not a step-time profile.
+        ConfigError: there is no such name or file, or the file isn't a step-time profile.
     """
     return _load(name, "step_times", StepTimes)
 
@@ -64,7 +64,7 @@ def _load(name: str, kind: str, shape: type[T]) -> T:
 
 
 def _read(name: str, kind: str) -> bytes:
-    """Return the bytes of a profile; a name without a folder or suffix is a packaged one."""
+    """Return the bytes of a profile. A name without a folder or suffix means a packaged one."""
     path = Path(name)
     if path.suffix != ".json" and path.name == name:
         if name not in packaged_names(kind):

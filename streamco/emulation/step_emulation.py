@@ -1,7 +1,8 @@
 """Imposed step times: a small model that takes as long as a large one.
 
-This has no IO and no clock: the engine's thread asks when a step may end and waits until then. One round of the engine is a decode of all
-writers, then a chunk of one prompt. It counts as one step of the large model, which would put both into one batch.
+There is no IO and no clock here: the engine's thread asks when a step may end, and waits until then. In each round, the engine decodes a
+token for every sequence that is writing, then a chunk of one prompt. A round counts as one step of the large model, which would put both
+into one batch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ class StepEmulator:
     """Computes when the steps of one engine may end. Implements ``StepPace``.
 
     Args:
-        step_time: function from (decode rows, prefill tokens) to the seconds of one step. The rows of verifications are prefill tokens.
+        step_time: function from (decode rows, prefill tokens) to the seconds of one step. Rows of verifications count as prefill tokens.
     """
 
     def __init__(self, step_time: StepTime) -> None:
@@ -27,21 +28,21 @@ class StepEmulator:
         self._charged = 0.0
 
     def begin_round(self, *, was_idle: bool) -> None:
-        """Begin a step at the end of the last one, so that lateness doesn't add up; after idling, at its first decode."""
+        """Begin a step at the end of the last one, so that delays don't add up, or after idling at its first decode."""
         self._rows = 0
         self._charged = 0.0
         if was_idle:
             self._ends = None
 
     def due(self, rows: int, prefill_tokens: int, *, started: float, now: float, requested: float = -inf) -> float:
-        """Return when the results of this decode may be shown; at most ``now`` if it has taken long enough.
+        """Return when the results of this decode may be shown: ``now`` or earlier if it has taken long enough.
 
         Args:
             rows: sequences that decoded a token.
             prefill_tokens: prompt tokens decoded.
             started: time when the decode began, seconds.
             now: time when it ended, same clock.
-            requested: time when the latest of its work was requested, same clock. A step doesn't begin before that.
+            requested: time when the latest part of its work was requested, same clock. A step doesn't begin before that.
         """
         self._rows += rows
         cost = self.step_time(self._rows, prefill_tokens)
@@ -52,6 +53,6 @@ class StepEmulator:
         return due
 
     def end_early(self, now: float) -> None:
-        """End the step by ``now``, because no work waits for it; the next one begins then."""
+        """End the step by ``now``, because no work is waiting for it. The next one begins then."""
         if self._ends is not None:
             self._ends = min(self._ends, now)

@@ -1,8 +1,8 @@
 """Step times: how long one batch step of a large model takes, imposed on the steps of a small one.
 
-A step's cost is that of one forward pass over its tokens. Decoding reads all weights once for any number of rows, so it is nearly flat in
-rows. Prefill is nearly linear in tokens once arithmetic, not memory, is the limit. A step that does both costs as much as its slower part,
-because both share one pass over the weights (Splitwise, section 4; Sarathi-Serve, section 3).
+A step costs one forward pass over its tokens. Decoding reads all weights once for any number of rows, so its cost hardly depends on the
+rows. The cost of prefill is nearly linear in tokens once arithmetic, not memory, is the limit. A step that does both costs as much as its
+slower part, because both share one pass over the weights (Splitwise, section 4; Sarathi-Serve, section 3).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Points = tuple[tuple[int, float], ...]
 
 
 class StepTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Seconds of one step as a function of its decode rows and prefill tokens; call it with both.
+    """The seconds of one step as a function of its decode rows and prefill tokens; call it with both.
 
     Args:
         name: model and hardware.
@@ -31,7 +31,7 @@ class StepTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         decode_ms: (rows, milliseconds) points of steps that decode one token in each row, rows ascending; at least one.
         prefill_ms: (tokens, milliseconds) points of steps that prefill this many tokens, tokens ascending; may be empty.
         note: a remark on the figures.
-        kind: ``step_times``, so that profiles of different kinds are not mixed up.
+        kind: ``step_times``, so that profiles of different kinds aren't mixed up.
     """
 
     name: str
@@ -57,19 +57,19 @@ class StepTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
         Args:
             rows: sequences that decode one token in this step.
-            prefill_tokens: prompt tokens in the same batch; tokens of drafts to verify count here too.
+            prefill_tokens: prompt tokens in the same batch, including the tokens of drafts to verify.
         """
         decode = interpolate(self.decode_ms, rows) if rows else 0.0
         if not prefill_tokens:
             return decode / 1000
-        # a short prefill still reads all the weights: below the first measured point the cost falls to a decode step's, not to zero
+        # a short prefill still reads all the weights: below the first measured point the cost falls to the cost of a decode step, not to 0
         floor = (1, self.decode_ms[0][1])
         points = self.prefill_ms if self.prefill_ms and self.prefill_ms[0][0] == 1 else (floor, *self.prefill_ms)
         return max(decode, interpolate(points, prefill_tokens + rows)) / 1000
 
 
 class RowStep(Struct, frozen=True, kw_only=True):
-    """Imposed seconds of a batch by its rows, as a larger model or other hardware would take. Implements ``StepTime``."""
+    """Imposed batch times, in seconds by rows, such as those of a larger model or other hardware. Implements ``StepTime``."""
 
     setup: float
     per_row: float

@@ -1,1 +1,1 @@
-"""Network and device shells, one backend a file."""
+"""The endpoints: the shells around the network and the device, one backend per file."""

@@ -1,4 +1,4 @@
-"""A server's address and key: from arguments, the environment and the provider's entry."""
+"""Finds a server's address and key from arguments, the environment and the provider's entry."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _AZURE_VERSION = "2024-10-21"  # the first stable version with stream_options
 _LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 
 
-@lru_cache(maxsize=64)  # servers ask it for each request
+@lru_cache(maxsize=64)  # servers call it for each request
 def is_loopback(host: str) -> bool:
-    """Return True if this host is certainly the machine itself: "localhost", 127.0.0.0/8 or ::1, with or without brackets.
+    """Return True if this host is certainly this machine: "localhost", 127.0.0.0/8 or ::1, with or without brackets.
 
-    Every other name may resolve to any address, "127.0.0.1.example.com" and "api.localhost" included.
+    Every other name may resolve to any address, including "127.0.0.1.example.com" and "api.localhost".
     """
     if host == "localhost":
         return True
@@ -55,20 +55,20 @@ def is_loopback(host: str) -> bool:
 
 
 def is_url(device: str) -> bool:
-    """Return True if the name of a device is the URL of a server, and not the path of a file."""
+    """Return True if the name of a device is the URL of a server rather than the path of a file."""
     return device.lower().startswith(("http://", "https://"))
 
 
-@lru_cache(maxsize=64)  # each request asks for one of few
+@lru_cache(maxsize=64)  # called for each request, with few different URLs
 def parse_url(text: str) -> URL:
-    """Return a URL as it is sent: its text is encoded already."""
+    """Parse a URL whose text is already encoded, without encoding it again."""
     from yarl import URL
 
     return URL(text, encoded=True)
 
 
 class UrlObject(Protocol):
-    """A URL as ``yarl.URL``, ``httpx.URL`` and pydantic's types are: ``str`` gives its text."""
+    """A URL object such as ``yarl.URL``, ``httpx.URL`` or one of pydantic's types: ``str`` returns its text."""
 
     @property
     def scheme(self) -> str:
@@ -89,10 +89,10 @@ def url_text(setting: str, url: Url) -> str:
 
     Args:
         setting: where it was given, for the error.
-        url: a text or an object.
+        url: a string or a URL object.
 
     Raises:
-        ConfigError: it is of another type.
+        ConfigError: it has another type.
     """
     if isinstance(url, str):
         return url
@@ -107,7 +107,7 @@ class Address(Struct, frozen=True):
     Args:
         provider: what is known about such servers.
         base_url: scheme, host, port and path, without trailing slash and credentials.
-        query: appended to every URL (Azure's ``api-version``); "": nothing.
+        query: appended to every URL (Azure's ``api-version``), or "".
     """
 
     provider: Provider
@@ -121,13 +121,13 @@ class Address(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """Label of the server: the provider's name; host and port if the provider is unknown."""
+        """Label of the server: the provider's name, or host and port if the provider is unknown."""
         return urlsplit(self.base_url).netloc if self.provider is GENERIC else self.provider.name
 
     def url(self, path: str, *, model: str = "", base_url: str | None = None) -> str:
-        """Return the URL of ``path`` below the base URL. Azure's names the deployment, which is the model here.
+        """Return the URL of ``path`` below the base URL. Azure's URL names the deployment, for which the model is used.
 
-        The name is escaped: a caller that may choose a model must not choose another path, query or deployment with the endpoint's key.
+        The name is escaped: a caller that may choose a model must not reach another path, query or deployment with the endpoint's key.
 
         Raises:
             ConfigError: the model is "." or "..", which URLs resolve and which can't be escaped.
@@ -140,7 +140,7 @@ class Address(Struct, frozen=True):
         return base + path + (f"?{self.query}" if self.query else "")
 
     def root_url(self, path: str) -> str:
-        """Return the URL of ``path`` at the server's root, outside its API."""
+        """Return the URL of ``path`` below the server's root, outside its API."""
         parts = urlsplit(self.base_url)
         return urlunsplit((parts.scheme, parts.netloc, parts.path.removesuffix("/v1") + path, "", ""))
 
@@ -148,10 +148,10 @@ class Address(Struct, frozen=True):
 def find_address(
     base_url: Url | None, api_key: ApiKey | None, provider: str | None, environ: Mapping[str, str] = os.environ
 ) -> tuple[Address, ApiKey | None]:
-    """Return the address and the key to use there. None: no key.
+    """Return the address and the key to use there, or None if there is no key.
 
     Without a base URL, the provider's variable and default are used; without a provider, ``OPENAI_BASE_URL`` or OpenAI itself. A key from
-    the environment goes only to its own provider: each known one has a variable. A loopback server that was given by argument gets none.
+    the environment is sent only to its own provider: each known one has a variable. A loopback server given as an argument gets none.
 
     Raises:
         ConfigError: the URL is missing or malformed, the provider is unknown, or the key is missing or malformed.
@@ -181,17 +181,17 @@ def account_headers(
     is_default: bool,
     environ: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
-    """Return the headers that say which of an OpenAI account's organisations and projects pays.
+    """Return the headers that say which organisation and project of an OpenAI account pays.
 
     Args:
         address: the server's address.
-        organization: the organisation's id; "": none is sent. None: that in ``OPENAI_ORG_ID``.
-        project: the project's id; "": none is sent. None: that in ``OPENAI_PROJECT_ID``.
-        is_default: the address is that of ``OPENAI_BASE_URL`` or OpenAI's: neither a URL nor a provider was named.
-        environ: the environment. Another provider than OpenAI has no use for its ids.
+        organization: the organisation's id; "" sends none. None uses ``OPENAI_ORG_ID``.
+        project: the project's id; "" sends none. None uses ``OPENAI_PROJECT_ID``.
+        is_default: True if neither a URL nor a provider was named, so that the address is ``OPENAI_BASE_URL`` or OpenAI's.
+        environ: the environment. Its ids are used only for OpenAI.
 
     Raises:
-        ConfigError: an id is no text that a header can carry.
+        ConfigError: an id isn't valid in a header.
     """
     is_openais = address.provider.name == "openai" or (is_default and address.provider is GENERIC)  # a gateway to OpenAI
     found = {}
@@ -215,7 +215,7 @@ def read_key(variable: str, *, setting: str, environ: Mapping[str, str] = os.env
         environ: the environment.
 
     Raises:
-        ConfigError: the variable isn't set, or the text is no variable's name. The text is not repeated, because it may be a key.
+        ConfigError: the variable isn't set, or the text isn't a variable's name. The text isn't repeated, because it may be a key.
     """
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
         raise ConfigError(f"{setting}: expected the name of an environment variable, got something else (a key does not belong here)")
@@ -243,7 +243,7 @@ def host_of(url: str) -> str:
 
 
 def split_url(url: str, schemes: Collection[str]) -> SplitResult | None:
-    """Return the parts of a server's URL, or None if it is malformed, has no host or none of these schemes."""
+    """Return the parts of a server's URL, or None if it is malformed, has no host or has another scheme."""
     try:
         parts = urlsplit(url.strip())
         is_good = parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -253,7 +253,7 @@ def split_url(url: str, schemes: Collection[str]) -> SplitResult | None:
 
 
 def without_password(url: str) -> str:
-    """Return a URL, which may be malformed, without user name and password, for errors."""
+    """Return a URL, which may be malformed, without its user name and password, for errors."""
     text = url.strip()
     scheme = text[: text.find("://") + 3] if "://" in text else ""
     return scheme + text.removeprefix(scheme).rpartition("@")[2]
@@ -269,7 +269,7 @@ def _split(url: str) -> SplitResult:
 
 
 def _complete(parts: SplitResult, provider: Provider, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return base URL and query, completed by what is often left out: ``/v1`` of servers that all have it, Azure's path and version."""
+    """Return base URL and query with the parts that are often left out: ``/v1`` where all servers have it, Azure's path and version."""
     path = parts.path.rstrip("/")
     query = parts.query
     if provider.name == "azure":

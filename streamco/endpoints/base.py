@@ -1,4 +1,4 @@
-"""The interface of every endpoint: where the drivers meet the network and the device."""
+"""The interface of endpoints, through which the drivers reach the network and the device."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ __all__ = [
 Message = Mapping[str, Any]
 Kind = Literal["device", "server"]
 TASK_HEADER = "x-streamco-task"
-"""The header by which a caller names the kind of a request's task; no server gets it."""
+"""The header in which a caller names a request's kind of task; it isn't sent to servers."""
 Continuation = Literal["token_ids", "continue_final_message", "prefix", "none"]
 
 
 def new_completion_id() -> str:
-    """Return an id for an answer made here, in OpenAI's form; no other process makes the same one."""
+    """Return a new unique id for an answer made here, in OpenAI's form."""
     return f"chatcmpl-{token_hex(12)}"
 
 
-_MAX_PRICE = 100.0  # US dollars a token; the accounts of a proxy's callers have room for millions of such tokens
+_MAX_PRICE = 100.0  # US dollars per token; the accounts of a proxy's callers have room for millions of such tokens
 
 
 def check_prices(prices: Struct, *, tokens: int = 1) -> None:
-    """Refuse prices that can't be.
+    """Reject impossible prices.
 
     Args:
-        prices: has US dollars in each of its fields, or None.
-        tokens: number of tokens that such a price is for.
+        prices: struct with US dollars or None in each field.
+        tokens: number of tokens that a price is for.
 
     Raises:
-        ConfigError: a price is no number, NaN, negative, or above 100 dollars a token.
+        ConfigError: a price isn't a number, or it is NaN, negative, or above 100 dollars per token.
     """
     for name in prices.__struct_fields__:
         value, most = getattr(prices, name), _MAX_PRICE * tokens
@@ -71,10 +71,10 @@ def check_prices(prices: Struct, *, tokens: int = 1) -> None:
 
 
 class TokenPrices(Options, frozen=True, kw_only=True):
-    """Prices in US dollars per token. None: not known.
+    """Prices in US dollars per token, or None where not known.
 
     Raises:
-        ConfigError: a price that can't be: negative, NaN, or above 100 dollars.
+        ConfigError: a price is impossible: negative, NaN, or above 100 dollars.
     """
 
     prompt: float | None = None
@@ -86,12 +86,12 @@ class TokenPrices(Options, frozen=True, kw_only=True):
 
 
 class Capabilities(Options, frozen=True, kw_only=True):
-    """Abilities of an endpoint: declared or probed, never assumed. None: not known."""
+    """What an endpoint can do, as declared or probed, never assumed; None where not known."""
 
     vocabulary: str | None = None  # fingerprint of the tokenizer (size + hash of pieces)
     takes_token_ids: bool = False
     continuation: Continuation = "none"
-    pre_copy: PreCopy = "none"  # what `Request.prefill_only` does: see `PreCopy`
+    pre_copy: PreCopy = "none"  # what `Request.prefill_only` does; see `PreCopy`
     tools: bool = False
     json_schema: bool = False
     images: bool = False
@@ -105,23 +105,23 @@ class Request(Struct, frozen=True, kw_only=True):
     Exactly one of ``messages`` (chat), ``prompt`` (text) and ``prompt_ids`` is set.
 
     Args:
-        model: the remote model's name. None: the endpoint's own. A device ignores it.
-        extra: further fields of the OpenAI request body, passed on as they are (``tools``, ``response_format``, ``n`` ...).
-        headers: further HTTP headers.
-        query: further parameters of the URL.
-        timeouts: limits on waiting for this answer, in seconds. None: the endpoint's own. A device has limits only if they are given.
-        elapsed: seconds of ``timeouts.total`` that were used up before this endpoint began.
-        max_retries: further tries before the first token. None: the endpoint's own number. A device never retries.
-        partial: the answer's beginning, made by another endpoint: continue after it and repeat none of it. Only for endpoints with a
-            ``Capabilities.continuation`` other than "none". None: begin the answer.
-        prefill_only: read the prompt and the beginning, keep them for the request that follows, and end without an answer. An endpoint
-            with ``Capabilities.pre_copy`` "append" reads only what it has not kept yet and makes no token. One with "warm" has to make a
-            token, and bills for all it reads. Nothing that comes before ``StreamEnded`` is part of the answer.
-        is_graded: how sure the model is of each token is wanted; an endpoint that doesn't tell by itself asks for log-probabilities.
-        max_buffered: tokens that a device may keep for a reader that is slower; then its sequence is parked. None: the engine's own limit.
-        task: the caller's name for the kind of task, which a request gate may ask for; None: none given. It is not sent.
-        server_limit: longest answer of a server in tokens, if ``sampling.max_tokens`` has no limit. A device ignores it. A speculated
-            answer is no longer either. None: no limit.
+        model: the remote model's name; None uses the endpoint's own. A device ignores it.
+        extra: other fields of the OpenAI request body, passed on unchanged (``tools``, ``response_format``, ``n`` ...).
+        headers: additional HTTP headers.
+        query: additional URL parameters.
+        timeouts: limits on waiting for this answer, in seconds; None uses the endpoint's own. A device has limits only if they are given.
+        elapsed: seconds of ``timeouts.total`` that were used before this endpoint began.
+        max_retries: retries before the first token; None uses the endpoint's own number. A device never retries.
+        partial: the beginning of the answer, made by another endpoint; continue after it without repeating any of it. Only for endpoints
+            whose ``Capabilities.continuation`` isn't "none". None to begin the answer.
+        prefill_only: read the prompt and the answer's beginning, keep them for the next request, and end without an answer. An endpoint
+            with ``Capabilities.pre_copy`` "append" reads only what it hasn't kept yet and generates nothing. With "warm" it has to generate
+            a token, and bills for everything it reads. Nothing that comes before ``StreamEnded`` is part of the answer.
+        is_graded: True to report how sure the model is of each token; an endpoint requests log-probabilities for that if needed.
+        max_buffered: tokens that a device may buffer for a slower reader before its sequence is parked; None uses the engine's limit.
+        task: the caller's name for the kind of task, which a request gate may use, or None. It isn't sent.
+        server_limit: maximum tokens of a server's answer, for when ``sampling.max_tokens`` sets no limit, or None. A device ignores it.
+            It also limits a speculated answer.
     """
 
     messages: Sequence[Message] | None = None
@@ -144,10 +144,10 @@ class Request(Struct, frozen=True, kw_only=True):
 
 
 class EndpointStream(Protocol):
-    """One answer of an endpoint, while it is generated.
+    """An answer that an endpoint is generating.
 
-    ``receive`` gives ``TokensReceived`` batches and, once, ``StreamEnded``; after that it must not be called again. It raises
-    ``EndpointError`` on failure. Cancelling a ``receive`` that waits loses nothing: the next call continues from there.
+    ``receive`` returns batches of ``TokensReceived`` and finally one ``StreamEnded``; after that it must not be called again. It raises
+    ``EndpointError`` on failure. Cancelling a waiting ``receive`` loses nothing: the next call continues from there.
     """
 
     async def receive(self) -> TokensReceived | StreamEnded:
@@ -167,8 +167,8 @@ class OpenStreams(LoopState):
     """The streams of one endpoint on one event loop.
 
     Attributes:
-        streams: those under way; one that is neither read nor cancelled may be collected.
-        is_started: the endpoint was started in this loop.
+        streams: the streams in progress; one that is neither read nor cancelled may be garbage-collected.
+        is_started: True if the endpoint was started in this loop.
     """
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ class OpenStreams(LoopState):
 
 
 class Endpoint(Protocol):
-    """A source of answers: it answers a request with a stream of tokens."""
+    """A source of answers: it replies to a request with a stream of tokens."""
 
     @property
     def name(self) -> str:
@@ -195,7 +195,7 @@ class Endpoint(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Abilities as far as they are known; ``start`` may find more."""
+        """What the endpoint is known to be able to do; ``start`` may find out more."""
         ...
 
     @property
@@ -216,10 +216,10 @@ class Endpoint(Protocol):
         ...
 
     def count_tokens(self, request: Request) -> int | None:
-        """Return the prompt's length by the tokenizer of this endpoint's model, template included. None: only the network could say.
+        """Return the prompt's length by the tokenizer of this endpoint's model, template included, or None if only the network could say.
 
-        It is a count, never an estimate: a prompt that is longer than the context by it is not sent. Called from a worker thread for long
-        prompts.
+        It is a count, never an estimate: a prompt that it shows to be longer than the context isn't sent. For long prompts it is called
+        in a worker thread.
         """
         ...
 
@@ -230,55 +230,55 @@ class Endpoint(Protocol):
 
 @runtime_checkable
 class TextCounter(Protocol):
-    """An endpoint that may know its model's vocabulary."""
+    """An endpoint that may be able to count tokens in its model's vocabulary."""
 
     def count_text(self, text: str) -> TextCount | None:
-        """Return the number of tokens that a text has in the model's own vocabulary; None: it isn't known. Takes milliseconds."""
+        """Return the number of tokens of a text in the model's own vocabulary, or None if that isn't known. Takes milliseconds."""
         ...
 
 
 @runtime_checkable
 class WrittenStream(Protocol):
-    """A stream that keeps what it has written, so that it can be counted if the endpoint sends no usage."""
+    """A stream that keeps its text, so that it can be counted if the endpoint sends no usage."""
 
     def written(self) -> Written:
         """Return what the endpoint has written so far."""
         ...
 
 
-# What only some endpoints and streams have is read by name, because asking whether one has it (a protocol's isinstance) takes 15 us.
+# Optional features of endpoints and streams are looked up by name, because isinstance with a protocol takes 15 us.
 
 
 def estimate_tokens(endpoint: Endpoint, request: Request) -> int | None:
-    """Return about how many tokens a prompt has at an endpoint, template included; None: it can't tell, as of images."""
+    """Return about how many tokens a prompt has at an endpoint, template included, or None if it can't tell, as for images."""
     estimate: Callable[[Request], int | None] | None = getattr(endpoint, "estimate_tokens", None)
     return None if estimate is None else estimate(request)
 
 
 def changes_of(stream: EndpointStream) -> Mapping[str, str]:
-    """Return what a stream's request was sent without after a refusal, as sentences by a short name; {}: nothing, or never such a thing."""
+    """Return what was left out of a stream's request after a refusal, as sentences by short name; {} if nothing was."""
     changes: Mapping[str, str] = getattr(stream, "changes", {})
     return changes
 
 
 OnRetry = Callable[[EndpointError, float], bool]
-"""Called before a server is asked again, with the failure and the seconds until then; returns False to have it not asked again."""
+"""Called before a server is retried, with the failure and the seconds until then; returns False to prevent the retry."""
 
 
 def watch_retries(stream: EndpointStream, on_retry: OnRetry) -> None:
-    """Have a stream call this before it asks its server again; streams that never ask again don't take it."""
+    """Have a stream call this before it retries its server. Streams that never retry ignore it."""
     if hasattr(stream, "on_retry"):
         stream.on_retry = on_retry
 
 
 def pause(stream: EndpointStream) -> None:
-    """Have a stream's endpoint stop computing until ``resume``; one that can't is stopped by not being read, sooner or later."""
+    """Have a stream's endpoint stop computing until ``resume``. One that can't stops sooner or later, because nobody reads from it."""
     if (hold := getattr(stream, "pause", None)) is not None:
         hold()
 
 
 def resume(stream: EndpointStream, paused: float) -> None:
-    """Have a stream's endpoint go on after so many seconds, which count towards a limit on the whole answer."""
+    """Have a stream's endpoint continue after a pause of ``paused`` seconds, which count towards a limit for the whole answer."""
     if (charge := getattr(stream, "charge", None)) is not None:
         charge(paused)
     if (go_on := getattr(stream, "resume", None)) is not None:
@@ -286,17 +286,17 @@ def resume(stream: EndpointStream, paused: float) -> None:
 
 
 def idle_of(stream: EndpointStream) -> float:
-    """Return the seconds so far in which no task waited for a stream; 0: it doesn't count them."""
+    """Return the seconds so far in which no task waited for a stream; 0 if it doesn't measure them."""
     idle: float = getattr(stream, "idle", 0.0)
     return idle
 
 
 def joules_of(stream: EndpointStream) -> float | None:
-    """Return the energy that was measured while a stream's answer was computed; None: it wasn't measured, or the stream hasn't ended."""
+    """Return the energy measured while a stream's answer was computed, or None if it wasn't measured or the stream hasn't ended."""
     return getattr(getattr(stream, "timings", None), "joules", None)
 
 
 def split_figures_of(stream: EndpointStream) -> SplitFigures | None:
-    """Return what a split model's stream has sent and received; None: the stream is another's."""
+    """Return the figures of a split model's stream, or None for any other stream."""
     figures: SplitFigures | None = getattr(stream, "split_figures", None)
     return figures

@@ -1,4 +1,4 @@
-"""How sure a server's model was of its tokens, by the log-probabilities that it sends (OpenAI's chat completions)."""
+"""Tells how sure a server's model was of its tokens, from the log-probabilities that it sends (OpenAI's chat completions)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["take_confidences"]
 
 
 def take_confidences(chunks: Iterable[ChatCompletionChunk], *, strips: bool) -> tuple[TokenConfidence, ...]:
-    """Return how sure the model was of each token of the first choice; thinking, and tokens without a number, are left out.
+    """Return how sure the model was of each token of the first choice, except reasoning and tokens without a log-probability.
 
     Args:
         chunks: chunks in order.
-        strips: take the log-probabilities out, because the caller hasn't asked for them.
+        strips: True to remove the log-probabilities, because the caller hasn't requested them.
     """
     found = []
     for chunk in chunks:

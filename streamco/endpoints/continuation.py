@@ -1,13 +1,13 @@
-"""Requests that continue an answer which another endpoint began, in the form that the next endpoint understands.
+"""Builds requests that continue an answer which another endpoint began, in the form that the next endpoint understands.
 
-Token ids are sent, packed (``token_transfer``) or plain, if they mean the same at both endpoints. Otherwise text is sent, and the end of a
-text needs care.
+Token ids are sent, packed (``token_transfer``) or plain, if they mean the same at both endpoints. Otherwise text is sent, and its end needs
+care.
 
-Vocabularies join the last space of a run to the next word, and the rest of the run to one token. So a line break and an indent become
-other tokens at the end of a text than in the middle of one. What a model writes after those tokens is hardly ever what it would have
-written. Many chat templates trim the end of a message, too.
+Tokenizers join the last space of a run to the next word, and merge the rest of the run into one token. So a line break and an indent
+become different tokens at the end of a text than in the middle. What a model writes after these tokens is hardly ever what it would
+otherwise have written. Many chat templates trim the end of a message, too.
 
-So all whitespace at the end is held back. The next endpoint writes it again, and ``BoundaryWhitespace`` takes it out of the answer. It
+So all whitespace at the end is held back. The next endpoint writes it again, and ``BoundaryWhitespace`` removes it from the answer. It
 removes known characters that the endpoint was never shown, so nothing is guessed.
 """
 
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 PREFILL_FIELD = "prefill_only"  # a field of ``streamco serve``: docs/serve.md
-# Fields about what is written. After a pre-copy no reader gets it, and some of these cost money or contradict a limit of one token.
+# Fields that affect the output. A pre-copy's output is never read, and some of these cost money or contradict a limit of one token.
 _OUTPUT_FIELDS = {
     "best_of",
     "function_call",
@@ -51,14 +51,14 @@ _OUTPUT_FIELDS = {
 
 
 def hand_over(request: Request, partial: Partial, capabilities: Capabilities) -> tuple[Request, str]:
-    """Return the request that makes a server continue after ``partial``, and the whitespace that the server will write again.
+    """Return a request for continuing after ``partial``, and the whitespace that the server will write again.
 
-    The ids go plain after a prompt of ids, else the text goes.
+    If the prompt consists of ids, the answer's ids are appended plainly; otherwise the text is sent.
 
     Args:
-        request: the request without its ``partial``; for the chat API, a text prompt is the message that it becomes.
-        partial: the answer's beginning. If nothing of it can be sent, the request begins the answer again.
-        capabilities: the server's abilities.
+        request: the request without its ``partial``; for the chat API, a text prompt must already be a message.
+        partial: the answer's beginning. If none of it can be sent, the request begins the answer again.
+        capabilities: the server's capabilities.
 
     Raises:
         UsageError: the server can't continue this answer.
@@ -76,15 +76,15 @@ def hand_over(request: Request, partial: Partial, capabilities: Capabilities) ->
 
 
 def continue_request(request: Request, text: str, how: Continuation) -> Request:
-    """Return the same request with ``text`` as the beginning of its answer; the endpoint then sends what comes after it.
+    """Return the request with ``text`` as the beginning of its answer; the endpoint then sends the rest.
 
-    A text prompt grows by the text. Messages get one more, by the form ``how``:
+    A text prompt is extended by the text. A conversation gets one more message, in the form ``how``:
 
-    - ``prefix``: it is the assistant's and marked (Mistral, and DeepSeek at its beta URL).
-    - ``continue_final_message``: the chat template leaves it open (vLLM, SGLang, llama.cpp's server).
+    - ``prefix``: a marked assistant message (Mistral, and DeepSeek at its beta URL).
+    - ``continue_final_message``: the chat template leaves the message open (vLLM, SGLang, llama.cpp's server).
 
     Raises:
-        UsageError: the endpoint can't continue a text, or the request has token ids in place of text.
+        UsageError: the endpoint can't continue a text, or the request has token ids instead of text.
     """
     if request.prompt_ids is not None:
         raise UsageError("continuation: expected messages or a text prompt, got token ids")
@@ -100,17 +100,17 @@ def continue_request(request: Request, text: str, how: Continuation) -> Request:
 
 
 def prefill_request(request: Request, how: PreCopy) -> Request:
-    """Return the request that makes a server read the prompt ahead and write at most one token.
+    """Return a request that makes a server read the prompt in advance and write at most one token.
 
-    ``append``: ``streamco serve`` has a field for that. ``warm``: stock servers with a prefix cache are asked for one token. The limit of
-    one token goes to both, because a server that doesn't know the field must not write a whole answer.
+    ``append``: ``streamco serve`` has a field for that. ``warm``: stock servers with a prefix cache are asked for one token. Both get the
+    limit of one token, because a server that doesn't know the field must not write a whole answer.
 
     Args:
         request: the request to read.
-        how: what reading ahead does at the server.
+        how: the effect of reading in advance at the server.
 
     Raises:
-        UsageError: reading ahead is of no use at this endpoint.
+        UsageError: reading in advance has no effect at this endpoint.
     """
     if how == "none":
         raise UsageError("prefill_only: expected an endpoint that can read ahead, got one with pre_copy 'none'")
@@ -122,16 +122,16 @@ def prefill_request(request: Request, how: PreCopy) -> Request:
 
 
 def split_trailing_whitespace(text: str) -> tuple[str, str]:
-    """Return the text that is handed over, and the whitespace at its end, which is held back."""
+    """Split a text into the part to hand over and the whitespace at its end, which is held back."""
     kept = text.rstrip()
     return kept, text[len(kept) :]
 
 
 class BoundaryWhitespace:
-    """Takes whitespace that the reader already has out of the beginning of a continued answer.
+    """Removes whitespace that the reader already has from the beginning of a continued answer.
 
     Args:
-        text: the whitespace that was held back; "": nothing is taken out.
+        text: the whitespace that was held back; if "", nothing is removed.
     """
 
     __slots__ = ("_pending",)
@@ -141,18 +141,18 @@ class BoundaryWhitespace:
 
     @property
     def is_open(self) -> bool:
-        """True if something may still be taken out."""
+        """True if something may still be removed."""
         return bool(self._pending)
 
     def strip(self, event: TokensReceived) -> TokensReceived:
-        """Return the event without the whitespace that the reader has. From the first character that differs, all text is new."""
+        """Return the event without whitespace that the reader already has. From the first different character on, all text is new."""
         dropped = sum(self._trim(chunk.choices[:1]) for chunk in event.chunks)
         return TokensReceived(event.source, event.chunks, max(0, event.tokens - dropped), event.confidences[dropped:])
 
     def _trim(self, choices: Sequence[ChunkChoice]) -> int:
-        """Shorten a chunk's choices; return the number of tokens that nothing is left of.
+        """Shorten a chunk's choices; return the number of tokens that were removed completely.
 
-        A shortened text loses its ids, because they would not be its own any more.
+        A shortened text loses its ids, because they would no longer match it.
         """
         dropped = 0
         for choice in choices:
@@ -164,7 +164,7 @@ class BoundaryWhitespace:
             if shared:
                 if shared == len(text):
                     dropped += len(choice.token_ids or (0,))
-                    choice.logprobs = None  # the reader has those of the tokens that wrote this text first
+                    choice.logprobs = None  # the reader has the ones of the tokens that wrote this text first
                 choice.delta.content = text[shared:]
                 choice.token_ids = None
         return dropped

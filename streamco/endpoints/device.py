@@ -1,7 +1,7 @@
-"""The model on this machine as an endpoint: an engine's thread on one side, the event loop on the other.
+"""The endpoint for a model on this machine; it connects the engine's thread with the event loop.
 
-The engine wakes the loop once a burst (``call_soon_threadsafe``), and ``receive`` then takes all pieces that are ready. Nothing blocks the
-loop: a model is loaded in a worker thread, and a long prompt is tokenised there.
+The engine wakes the loop once per burst (``call_soon_threadsafe``), and ``receive`` then takes all pieces that are ready. Nothing blocks
+the loop: models are loaded and long prompts are tokenised in a worker thread.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ StreamT = TypeVar("StreamT", bound="DeviceStream")
 
 
 class _LoopWork(LoopState):
-    """What is under way on one event loop. The engine outlives it."""
+    """The work in progress on one event loop. The engine outlives it."""
 
     def __init__(self) -> None:
         self.loading: asyncio.Task[Engine] | None = None
@@ -71,18 +71,18 @@ class _LoopWork(LoopState):
         for drafter in list(self.drafters):
             await drafter.aclose()
         if self.loading is not None:
-            await asyncio.wait([self.loading])  # its thread can't be stopped; the endpoint has the model then
+            await asyncio.wait([self.loading])  # its thread can't be stopped; the endpoint then has the model
 
 
 class DeviceEndpoint:
     """A model that runs on this machine.
 
     Args:
-        model: a GGUF file, which ``start`` loads, or a loaded engine, which its owner closes and ``aclose`` leaves open.
+        model: a GGUF file, which ``start`` loads, or a loaded engine, which its owner has to close, not ``aclose``.
         name: name in reports and errors.
-        options: settings of the engine that runs a file. None: the defaults.
+        options: settings of the engine that runs a file; None for the defaults.
         prices: prices of the device's tokens.
-        on_progress: called with the loaded share, 0.0 to 1.0, while a file loads, from a worker thread.
+        on_progress: called from a worker thread with the loaded share, 0.0 to 1.0, while a file is being loaded.
     """
 
     kind: Kind = "device"
@@ -102,9 +102,9 @@ class DeviceEndpoint:
         self._on_progress = on_progress
         self._path = path_of(model) if isinstance(model, str | Path) else None
         self._engine: Engine | None = None if isinstance(model, str | Path) else model
-        self._process = os.getpid()  # in which the engine has its thread
+        self._process = os.getpid()  # the process that has the engine's thread
         self._work = LoopBound(_LoopWork, owner=name)
-        self._lock = threading.Lock()  # of threads that load
+        self._lock = threading.Lock()  # for threads that load
         self._last_tokenized: tuple[Request, list[int]] | None = None
         self._is_closed = False
 
@@ -120,12 +120,12 @@ class DeviceEndpoint:
 
     @property
     def engine(self) -> Engine | None:
-        """The engine. None: it isn't loaded yet."""
+        """The engine, or None if it isn't loaded yet."""
         return self._engine
 
     @property
     def capabilities(self) -> Capabilities:
-        """Abilities of the device; vocabulary and context are known once the model is loaded."""
+        """What the device can do; vocabulary and context are known once the model is loaded."""
         info = self._engine.info if self._engine is not None else None
         return Capabilities(
             vocabulary=info.vocabulary if info else None,
@@ -137,13 +137,13 @@ class DeviceEndpoint:
         )
 
     def change_options(self, change: Callable[[EngineOptions], EngineOptions]) -> None:
-        """Replace the engine's options; without effect once the model is loaded or loads."""
+        """Replace the engine's options; has no effect once loading the model has begun."""
         work = self._work.latest
         if self._engine is None and (work is None or work.loading is None):
             self._options = change(self._options)
 
     async def start(self) -> None:
-        """Load the model; idempotent. Callers at the same time share one loading, and cancelling one doesn't stop it.
+        """Load the model; idempotent. Concurrent callers share one load, and cancelling one of them doesn't stop it.
 
         Raises:
             EngineError: the model can't be loaded; a later call tries again.
@@ -152,7 +152,7 @@ class DeviceEndpoint:
         await self.loaded_engine()
 
     async def loaded_engine(self) -> Engine:
-        """Return the engine; load the model if it isn't, see ``start``."""
+        """Return the engine; load the model first if necessary, see ``start``."""
         if self._is_closed:
             raise StreamClosed(f"{self._name}: expected an open endpoint, got a closed one")
         work = self._work.get()
@@ -178,12 +178,12 @@ class DeviceEndpoint:
         return engine
 
     def _keep_engine(self) -> Engine:
-        """Load the model and keep it, in a worker thread: the event loop that wants it may end meanwhile, and another one begin."""
+        """Load the model in a worker thread and keep it, even if the event loop that wants it ends meanwhile and another one begins."""
         with self._lock:
             if self._engine is None:
                 self._engine, self._process = self._load_file(), os.getpid()
             engine = self._engine
-        if self._is_closed:  # meanwhile
+        if self._is_closed:  # it was closed in the meantime
             self._engine = None
             engine.close()
         return engine
@@ -196,7 +196,7 @@ class DeviceEndpoint:
         return LlamaEngine(self._path, self._options, self._on_progress)
 
     def open(self, request: Request) -> DeviceStream:
-        """Begin an answer. If the model is loaded and the prompt is short, the engine has it before this returns."""
+        """Begin an answer. If the model is loaded and the prompt is short, the engine has the request before this returns."""
         return self._begin(DeviceStream(self, request, on_over=self._work.get().streams.discard))
 
     def _begin(self, stream: StreamT) -> StreamT:
@@ -207,16 +207,16 @@ class DeviceEndpoint:
     async def drafter(
         self, request: Request, *, emit: Callable[[DrafterEvent], None], top: int | None = None, row_ids: int = 0
     ) -> DeviceDrafter:
-        """Return a drafter for one answer. The model begins to read the prompt at once, and is loaded first if it isn't.
+        """Return a drafter for one answer. The model is loaded if necessary, and begins to read the prompt at once.
 
         Args:
             request: the prompt, and how tokens are drawn.
             emit: called with the drafted tokens, see ``DeviceDrafter``.
-            top: number of alternatives for each token. None: as many as the speculator needs.
-            row_ids: most ids in the row that a token was drawn from and comes with; 0: no rows.
+            top: number of alternatives for each token; None for as many as the speculator needs.
+            row_ids: maximum number of ids in the row (distribution) that a token is drawn from and comes with; 0 for no rows.
 
         Raises:
-            EngineError: the model can't be loaded, holds no sequences (``EngineOptions.held_sequences``), or the prompt does not fit.
+            EngineError: the model can't be loaded, holds no sequences (``EngineOptions.held_sequences``), or the prompt doesn't fit.
             UsageError: not exactly one of messages, prompt and prompt_ids.
         """
         from streamco.endpoints.device_drafter import TOP, DeviceDrafter
@@ -242,20 +242,20 @@ class DeviceEndpoint:
         return drafter
 
     def count_tokens(self, request: Request) -> int | None:
-        """Return the prompt's length in tokens, template included. None: the model isn't loaded, or its template refuses the messages."""
+        """Return the prompt's length in tokens, template included; None if the model isn't loaded or its template rejects the messages."""
         if self._engine is None:
             return None
         try:
             return len(self.prompt_ids(self._engine, request))
         except EngineError:
-            return None  # opening the request gives the error
+            return None  # opening the request raises the error
 
     def count_text(self, text: str) -> TextCount | None:
-        """Return the number of a text's tokens; None: the model isn't loaded."""
+        """Return the number of tokens of a text, or None if the model isn't loaded."""
         return None if self._engine is None else TextCount(len(self._engine.tokenize(text)), "engine")
 
     def prompt_ids(self, engine: Engine, request: Request) -> list[int]:
-        """Return ``request_ids`` of the request; the last result is kept, because a request is counted first and opened then."""
+        """Return ``request_ids`` of the request; the last result is cached, because a request is first counted and then opened."""
         known = self._last_tokenized
         if known is None or known[0] is not request:
             self._last_tokenized = known = (request, request_ids(engine, request))
@@ -295,7 +295,7 @@ class DeviceStream:
 
     @property
     def timings(self) -> GenerationTimings | None:
-        """Figures that the engine measured. None: the answer has not ended."""
+        """Figures that the engine measured, or None if the answer hasn't ended."""
         return self._end.timings if self._end is not None else None
 
     @property
@@ -304,7 +304,7 @@ class DeviceStream:
         return 0.0 if self._watchdog is None else self._watchdog.idle
 
     def begin(self) -> None:
-        """Submit the request at once if that is quick, else from a task."""
+        """Submit the request at once if that is quick, or else from a task."""
         engine = self._endpoint.engine
         if engine is not None and is_short(self._request):
             try:
@@ -323,7 +323,7 @@ class DeviceStream:
                 self._join(engine)
                 if self._request.extra.get("response_format") is None:
                     self._submit(engine, ids)
-                else:  # to read a grammar takes a while, and the first one of a model longer
+                else:  # parsing a grammar takes a while, and a model's first one takes longer
                     await asyncio.to_thread(self._submit, engine, ids)
         except (EndpointError, ConfigError, UsageError) as exc:
             self._failure = exc
@@ -335,19 +335,19 @@ class DeviceStream:
         self._generation = self._generate(engine, request)
 
     def _join(self, engine: Engine) -> None:
-        """Do what must be done on the event loop before the request is submitted."""
+        """Do the part that must happen on the event loop before the request is submitted."""
 
     def _generate(self, engine: Engine, request: GenerationRequest) -> Generation:
-        """Submit the request; perhaps in a worker thread."""
+        """Submit the request; this may run in a worker thread."""
         return engine.submit(request, self._wake)
 
     async def receive(self) -> TokensReceived | StreamEnded:
         """Wait for the next tokens or the end; see ``EndpointStream.receive``.
 
         Raises:
-            EngineError: the model can't be loaded, the prompt does not fit, or the engine failed.
+            EngineError: the model can't be loaded, the prompt doesn't fit, or the engine failed.
             StreamClosed: the stream was cancelled.
-            StreamConsumed: the stream has ended before.
+            StreamConsumed: the stream has already ended.
         """
         if self._preparing is not None:
             await asyncio.shield(self._preparing)
@@ -372,28 +372,28 @@ class DeviceStream:
         """Stop the answer; return when the engine has released the sequence. Idempotent, safe in every state."""
         self._is_cancelled = self._is_cancelled or not self._has_ended
         if self._preparing is not None:
-            await asyncio.wait([self._preparing])  # which a loop that ends has cancelled
+            await asyncio.wait([self._preparing])  # a loop that is ending has cancelled it
         if self._generation is not None and self._end is None:
             self._generation.cancel()
             while self._end is None:
                 self._take()
                 if self._end is None:
                     await self._wait_for_wake()
-        self._notify()  # a receive that waits raises StreamClosed
+        self._notify()  # a waiting receive raises StreamClosed
         self._close()
 
     def pause(self) -> None:
-        """Have the engine stop computing, and keep what it has, until ``resume``."""
+        """Have the engine stop computing and keep its state until ``resume``."""
         if self._generation is not None:
             self._generation.pause()
 
     def charge(self, seconds: float) -> None:
-        """Count seconds of a pause towards the limit on the whole answer."""
+        """Count seconds of a pause towards the limit for the whole answer."""
         if self._watchdog is not None:
             self._watchdog.charge(seconds)
 
     def resume(self) -> None:
-        """Have the engine go on after ``pause``."""
+        """Have the engine continue after ``pause``."""
         if self._generation is not None:
             self._generation.resume()
 
@@ -409,7 +409,7 @@ class DeviceStream:
         return pieces
 
     def _drop_generation(self) -> None:
-        """Let go of the generation, which has ended: it holds this stream, and only the garbage collector would free the two."""
+        """Drop the generation, which has ended, because it refers to this stream, and only the garbage collector would free both."""
         self._generation = None
 
     def _wake(self) -> None:
@@ -482,7 +482,7 @@ class DeviceStream:
         self._close()
         if end.reason in FINISHED:
             return StreamEnded(self._endpoint.name, None if self._request.prefill_only else end.reason, end.timings.usage())
-        if end.reason == "cancelled":  # by the engine's close and not by this stream
+        if end.reason == "cancelled":  # because the engine was closed, not by this stream
             raise self._translate(end.error or EngineError("engine: expected the end of the answer, got closed"))
         raise self._translate(end.error or EngineError(f"engine: expected an end with stop or length, got {end.reason}"))
 
@@ -510,13 +510,13 @@ def _holding(engine: Engine) -> HoldingEngine:
 
 
 def _retrieve_exception(task: asyncio.Task[Engine]) -> None:
-    """Mark the error as retrieved: each waiting caller gets it, and there may be none left."""
+    """Mark the error as retrieved, because there may be no waiting caller left to receive it."""
     if not task.cancelled():
         task.exception()
 
 
 def _confidences(piece: TextPiece) -> list[TokenConfidence]:
-    """Return how sure the model was of a piece's tokens; a sentence that ends with the piece ends with the last of them."""
+    """Return how sure the model was of a piece's tokens; if a sentence ends with the piece, it ends with the last token."""
     tops, last = piece.tops or (), len(piece.ids) - 1
     shares = (next((share for each, share in top if each == token), 0.0) for token, top in zip(piece.ids, tops, strict=False))
     is_end = ends_sentence(piece.text)

@@ -1,11 +1,11 @@
-"""The draft model of one answer: the speculator's commands on one side, an engine's token sequences on the other.
+"""The draft model of one answer: carries out the speculator's commands with an engine's token sequences.
 
 The trunk is the sequence after the committed answer; branches are forks of it. Each has a *state*: the ids that it should have (``wanted``)
-and those that the engine's sequence has by then (``held``). Commands change the former and return. In the loop's next turn the latter
-follow, all of them together, so that the branches of a round share their batches from the first. Only one thing can delay this: a task
-that was cancelled and has not reported its end. A sequence that the engine evicted is read again from the ids.
+and the ids that the engine's sequence already has (``held``). Commands only change ``wanted``. In the loop's next iteration ``held`` is
+brought up to date for all of them together, so that the branches of a round share their batches from the start. Only one thing can delay
+this: a task that was cancelled and hasn't reported its end. A sequence that the engine evicted is read again from the ids.
 
-The engine wakes the loop once for all that happened since the loop last looked, and all new tokens of a version become one event.
+The engine wakes the loop once for everything that happened since the loop last looked, and all new tokens of a version become one event.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["DeviceDrafter", "DrafterCommand", "DrafterEvent"]
 DrafterCommand = DraftTokens | DraftBranch | AdoptBranch | DropDrafts
 DrafterEvent = TokensDrafted | DeviceFailed
 
-TOP = ALTERNATIVES + 1  # ids of each position: the token itself and its alternatives
+TOP = ALTERNATIVES + 1  # ids at each position: the token itself and its alternatives
 _COMPLETE = ("done", "stop")
 _LOST = ("evicted", "error")
 _MAX_BATCHED_IDS = 32  # ids read in the batch of a draft's first token; more are read before it, and stay if the draft is dropped
@@ -38,7 +38,7 @@ _MAX_BATCHED_IDS = 32  # ids read in the batch of a draft's first token; more ar
 
 @dataclass(slots=True)
 class _PendingDraft:
-    """A draft that the engine works on."""
+    """A draft that the engine is working on."""
 
     version: int | None
     task: SequenceTask
@@ -50,16 +50,16 @@ class _SequenceState:
     """A sequence of the engine, and the ids that it should have; owned by ``DeviceDrafter``.
 
     Args:
-        version: version of the command that is being followed. None: its draft was dropped.
+        version: version of the command that is being carried out; None if its draft was dropped.
         wanted: the prompt, the answer, and the tokens drafted for this version.
-        count: tokens still to be drafted.
-        held: ids that the sequence has once all its tasks except the draft are done.
-        sequence: the engine's sequence. None: there is none.
-        pending: the draft that the engine works on. None: there is none.
-        source: the sequence that it was forked from. None: it is no fork.
-        exists: the sequence is known to exist; a fork that was cancelled doesn't.
-        is_lost: it is a branch that has lost its sequence; a new one is made if the branch is adopted.
-        has_failed: its last task ended with an error.
+        count: number of tokens still to be drafted.
+        held: ids that the sequence will have once all its tasks except the draft are done.
+        sequence: the engine's sequence, or None.
+        pending: the draft that the engine is working on, or None.
+        source: the sequence that it was forked from; None if it isn't a fork.
+        exists: True if the sequence is known to exist; a fork that was cancelled doesn't.
+        is_lost: True if it is a branch that has lost its sequence; a new one is made if the branch is adopted.
+        has_failed: True if its last task ended with an error.
     """
 
     version: int | None
@@ -75,11 +75,11 @@ class _SequenceState:
 
     @property
     def needs_draft(self) -> bool:
-        """True if there are tokens to draft and the engine was not asked for them."""
+        """True if there are tokens to draft that the engine hasn't been asked for."""
         return self.pending is None and self.count > 0 and not self.is_lost
 
     def take(self) -> tuple[list[Prediction], TaskEnd | None]:
-        """Return new tokens of the draft and its end, both only if the draft is still wanted."""
+        """Return the draft's new tokens and its end, both only if the draft is still wanted."""
         pending = self.pending
         if pending is None:
             return [], None
@@ -108,7 +108,7 @@ class _SequenceState:
             self.take()  # it may have ended already
 
     def release(self) -> SequenceTask | None:
-        """Give the sequence back to the engine; return its cancelled task, if there is one, which has still to end."""
+        """Give the sequence back to the engine; return its cancelled task if there is one, because that still has to end."""
         pending, self.pending = self.pending, None
         if pending is not None:
             pending.task.cancel()
@@ -116,7 +116,7 @@ class _SequenceState:
         return pending.task if pending is not None else None
 
     def discard(self) -> None:
-        """Close the sequence, which is of no use any more."""
+        """Close the sequence, which is no longer of use."""
         if self.sequence is not None:
             self.sequence.close()
         self.sequence, self.held = None, []
@@ -125,21 +125,21 @@ class _SequenceState:
 class DeviceDrafter:
     """Runs a speculator's drafts on an engine, for one answer; made by ``DeviceEndpoint.drafter``. All of it belongs to one event loop.
 
-    It begins to read the prompt at once. Events are emitted on the loop and never from inside ``run``. No event has a version that was
-    dropped or replaced. Trunk and branches each take one of the engine's ``EngineOptions.held_sequences``.
+    It begins to read the prompt at once. Events are emitted on the loop and never from inside ``run``. Events never have a version that was
+    dropped or replaced. The trunk and each branch take one of the engine's ``EngineOptions.held_sequences``.
 
     Args:
         engine: the draft model.
-        prompt_ids: the prompt, which all lengths and positions leave out.
+        prompt_ids: the prompt, which lengths and positions don't include.
         emit: called with ``TokensDrafted``, for several tokens at a time if they came together, and with ``DeviceFailed``, the last event.
-        sampling: how tokens are drawn; each draft has a seed of its own, made from this one.
+        sampling: how tokens are drawn; each draft has its own seed, derived from this one.
         top: number of alternatives for each token.
-        row_ids: most ids in ``DraftToken.row``, a ``streamco.wire.verify.topk.TopK`` that the token was drawn from; 0: no rows.
+        row_ids: maximum ids in ``DraftToken.row``, a ``streamco.wire.verify.topk.TopK`` that the token was drawn from; 0 for no rows.
         name: name in errors.
         on_close: called when the drafter is closed.
 
     Raises:
-        EngineError: the engine is closed, holds no sequences, or the prompt does not fit.
+        EngineError: the engine is closed, holds no sequences, or the prompt doesn't fit.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class DeviceDrafter:
         self._is_woken = False
         self._is_over = False  # closed or failed
         self._is_closed = False
-        self._cancelled_tasks: list[SequenceTask] = []  # of sequences that were given back
+        self._cancelled_tasks: list[SequenceTask] = []  # tasks of sequences that were given back
         self._is_released = asyncio.Event()
         self._branches: dict[int, _SequenceState] = {}
         if not self.prompt_ids or len(self.prompt_ids) >= self._context:
@@ -180,10 +180,10 @@ class DeviceDrafter:
         self._trunk = _SequenceState(None, list(self.prompt_ids), held=list(self.prompt_ids), sequence=sequence)
 
     def run(self, command: DrafterCommand) -> None:
-        """Begin a command; never blocks. After ``DeviceFailed`` and ``aclose`` nothing happens.
+        """Begin a command; never blocks. Does nothing after ``DeviceFailed`` or ``aclose``.
 
         Raises:
-            UsageError: the trunk is shorter than a command's length, or the branch to adopt does not exist.
+            UsageError: the trunk is shorter than a command's length, or the branch to adopt doesn't exist.
         """
         if self._is_over:
             return
@@ -208,7 +208,7 @@ class DeviceDrafter:
         return self._engine.info.end_ids
 
     async def aclose(self) -> None:
-        """Give all sequences back; return when the engine has stopped working on them. Idempotent, safe to cancel."""
+        """Give all sequences back, and wait until the engine has stopped working on them. Idempotent, safe to cancel."""
         self._is_closed = True
         if self._on_close is not None:
             self._on_close(self)
@@ -263,7 +263,7 @@ class DeviceDrafter:
     def _request_draft(self, state: _SequenceState) -> None:
         """Ask the engine for the tokens that are still to be drafted; a branch waits while the trunk drafts."""
         if len(state.wanted) >= self._context:
-            self._wake()  # the next turn of the loop emits that the draft is finished
+            self._wake()  # the next iteration of the loop emits that the draft is finished
             return
         sequence = state.sequence or self._find_sequence(state)
         if sequence is None:
@@ -283,7 +283,7 @@ class DeviceDrafter:
     def _find_sequence(self, state: _SequenceState) -> TokenSequence | None:
         """Return a new sequence; for a branch, a fork of the trunk.
 
-        None: the trunk drafts, and a fork that waits for that could be lost with it.
+        None if the trunk is drafting, because a fork that waits for that could be lost with it.
         """
         trunk = self._trunk
         if not trunk.count:
@@ -299,7 +299,7 @@ class DeviceDrafter:
     # From the engine
 
     def _wake(self) -> None:
-        """Have the loop look at the engine once; may be called from any thread."""
+        """Have the loop check the engine once; may be called from any thread."""
         if not self._is_woken:
             self._is_woken = True
             try:
@@ -309,7 +309,7 @@ class DeviceDrafter:
                 raise
 
     def _collect(self) -> None:
-        """Take all that the engine has, emit it, and ask for the next drafts."""
+        """Take everything that the engine has, emit it, and request the next drafts."""
         self._is_woken = False  # before anything is taken: what comes later wakes the loop again
         self._cancelled_tasks = [task for task in self._cancelled_tasks if task.take()[1] is None]
         try:
@@ -326,11 +326,11 @@ class DeviceDrafter:
             self._is_released.set()
 
     def _take(self, state: _SequenceState) -> None:
-        """Emit the new tokens of a sequence; the reaction to them may change every sequence."""
+        """Emit the new tokens of a sequence; reactions to them may change any sequence."""
         version, count = state.version, state.count
         predictions, end = state.take()
         if version is None or not count:
-            return  # everything was emitted
+            return  # everything has been emitted
         is_full = state.pending is None and len(state.wanted) >= self._context
         is_finished = is_full or not state.count or (end is not None and end.reason in _COMPLETE)
         failure = self._handle_lost_draft(state, end) if end is not None and not is_finished else None
@@ -343,13 +343,13 @@ class DeviceDrafter:
             raise failure
 
     def _handle_lost_draft(self, state: _SequenceState, end: TaskEnd) -> EngineError | None:
-        """Handle a draft that was wanted and ended before its time; return the error if the answer's drafts fail with it.
+        """Handle a wanted draft that ended early; return the error if it means that drafting fails for this answer.
 
         Evicted: other sequences needed the memory. Cancelled: the trunk that it was to be forked from was given back, or the engine was
-        closed, which the next call to the engine reports. Error: there may have been no place or no memory left. So a branch is dropped
-        without failing, the trunk drops all branches to make space, and it is tried twice, because other sequences may be gone by then.
+        closed, which the next call to the engine reports. Error: there may have been no free sequence or memory. So a branch is dropped
+        without failing; the trunk drops all branches to make space, and is tried twice, because other sequences may be gone by then.
         """
-        is_lost_with_source = end.reason == "evicted" and not state.exists  # the trunk was evicted: a sequence with tasks is not
+        is_lost_with_source = end.reason == "evicted" and not state.exists  # the trunk was evicted, because a sequence with tasks never is
         if is_lost_with_source and state.source is self._trunk.sequence and self._trunk.pending is None:
             self._trunk.discard()
         state.discard()

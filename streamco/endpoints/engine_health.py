@@ -1,4 +1,4 @@
-"""A check of an engine's thread: one round through it, with a time limit."""
+"""Checks that an engine's thread responds within a time limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["PingedEngine", "check_engine"]
 
 
 class PingedEngine(Protocol):
-    """Any engine with a thread that can be asked for a sign of life."""
+    """Any engine whose thread can be pinged."""
 
     def ping(self, wake: Callable[[], None], /) -> None:
         """Call ``wake`` on the engine's thread."""
@@ -21,11 +21,11 @@ class PingedEngine(Protocol):
 
 
 async def check_engine(engine: PingedEngine, seconds: float) -> str | None:
-    """Return None if the engine's thread answers, else one sentence that says what happens instead.
+    """Return None if the engine's thread responds, or else a sentence that says what is wrong.
 
     Args:
-        engine: the engine; its thread is asked in its next round, between two decodes.
-        seconds: time that it has.
+        engine: the engine; its thread responds in its next round, between two decodes.
+        seconds: the time limit.
     """
     loop = asyncio.get_running_loop()
     answered = loop.create_future()

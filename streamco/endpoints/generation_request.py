@@ -1,6 +1,6 @@
-"""What an engine is asked for: a request's prompt as token ids, and its settings.
+"""Turns a request into an engine's request: the prompt as token ids, and the settings.
 
-What a request says of the form of its answer (``response_format``) becomes a grammar here.
+A request's ``response_format`` becomes a grammar here.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from streamco.events import Partial
 __all__ = ["boundary_whitespace", "generation_request", "is_short", "reasoning_splitter", "request_ids", "takes_grammars"]
 
 JSON_WHITESPACE = b" \t\r\n"
-INLINE_CHARACTERS = 4096  # to tokenise more takes over a millisecond, too long for the loop
+INLINE_CHARACTERS = 4096  # tokenising more takes over a millisecond, too long for the loop
 
 
 def generation_request(engine: Engine, request: Request, ids: list[int], *, top: int) -> GenerationRequest:
-    """Return what the engine is asked for.
+    """Return the request to pass to the engine.
 
     Args:
         engine: the engine.
         request: the request.
         ids: its prompt, from ``request_ids``.
-        top: number of most likely tokens that come with each piece; a drawn token has a probability only if it is among them.
+        top: number of most likely tokens to return with each piece; a drawn token has a probability only if it is among them.
 
     Raises:
-        ConfigError: its ``response_format`` is none that this engine can keep to.
+        ConfigError: this engine can't follow its ``response_format``.
     """
     grammar = None if request.prefill_only else grammar_of(request.extra.get("response_format"))
     if grammar is not None and not takes_grammars(engine):
@@ -53,12 +53,12 @@ def generation_request(engine: Engine, request: Request, ids: list[int], *, top:
 
 
 def takes_grammars(engine: Engine | None) -> bool:
-    """Return True if an engine can hold answers to a grammar."""
+    """Return True if an engine can constrain answers to a grammar."""
     return bool(getattr(engine, "takes_grammars", False))
 
 
 def _begun(engine: Engine, request: Request, partial: Partial) -> bytes:
-    """Return the bytes of the answer's beginning that the prompt ends with, without the whitespace that JSON may begin with."""
+    """Return the bytes of the answer's beginning at the end of the prompt, without the whitespace that JSON may begin with."""
     if _has_ids(engine, partial):
         begun = engine.detokenize(partial.ids or ())
     else:
@@ -67,10 +67,10 @@ def _begun(engine: Engine, request: Request, partial: Partial) -> bytes:
 
 
 def request_ids(engine: Engine, request: Request) -> list[int]:
-    """Return the prompt's ids for the engine: messages are rendered by the chat template. Only its control tokens count.
+    """Return the prompt's ids for the engine. The chat template renders messages, and only its control tokens are treated as such.
 
     Raises:
-        EngineError: the model has no chat template, or the template refused these messages.
+        EngineError: the model has no chat template, or the template rejected these messages.
         UsageError: not exactly one of messages, prompt and prompt_ids.
     """
     if request.partial is not None:
@@ -89,12 +89,12 @@ def request_ids(engine: Engine, request: Request) -> list[int]:
 
 
 def _partial_ids(engine: Engine, request: Request, partial: Partial) -> list[int]:
-    """Return the prompt and the answer so far: ids if they belong to this vocabulary, else the text that is handed over."""
+    """Return the ids of the prompt and the answer so far: the given ids if they belong to this vocabulary, or else the text's."""
     begun = request_ids(engine, replace(request, partial=None))
     if not _is_begun(engine, request):
         return begun
     if request.messages is not None:
-        begun = closed_prompt(engine, begun)  # reasoning is not handed over, so what is handed over comes after it
+        begun = closed_prompt(engine, begun)  # reasoning isn't handed over, so the text that is comes after it
     return [*begun, *((partial.ids or ()) if _has_ids(engine, partial) else answer_ids(engine, _handed_over(request, partial)[0]))]
 
 
@@ -109,31 +109,31 @@ def _has_ids(engine: Engine, partial: Partial) -> bool:
 
 
 def _handed_over(request: Request, partial: Partial) -> tuple[str, str]:
-    """Return the text that is handed over, and the whitespace at its end that is held back: none if the answer has a form.
+    """Return the text to hand over, and the whitespace at its end to hold back (none if the answer has a grammar).
 
-    The engine wouldn't have to write whitespace again that its grammar doesn't ask for, and 1 and 2 on two lines would become 12.
+    With a grammar the engine might not write optional whitespace again, and 1 and 2 on two lines would become 12.
     """
     return (partial.text, "") if _has_form(request) else split_trailing_whitespace(partial.text)
 
 
 def _has_form(request: Request) -> bool:
-    """Return True if the answer will be held to a grammar."""
+    """Return True if the answer will be constrained to a grammar."""
     form = request.extra.get("response_format")
     return form is not None and not (isinstance(form, Mapping) and form.get("type") == "text")
 
 
 def boundary_whitespace(engine: Engine, request: Request) -> str:
-    """Return the whitespace at the end of a text that was handed over, which the engine writes again; "" if ids were, or all of it."""
+    """Return the whitespace held back from the end of a handed-over text, which the engine writes again; "" if none was held back."""
     partial = request.partial
     return "" if partial is None or _has_ids(engine, partial) else _handed_over(request, partial)[1]
 
 
 def reasoning_splitter(engine: Engine, request: Request, ids: list[int]) -> ReasoningSplitter | None:
-    """Return what tells the answer's reasoning from its content; None: all of it is content.
+    """Return a splitter that separates the answer's reasoning from its content, or None if everything is content.
 
     Args:
         engine: the engine.
-        request: the request. An answer that has begun or has a form goes on with its content, and one to a text is passed on as it is.
+        request: the request. An answer that has begun or has a grammar continues with its content; an answer to a plain text isn't split.
         ids: its prompt, from ``request_ids``.
     """
     if not engine.info.has_reasoning or request.messages is None or _has_form(request) or _is_begun(engine, request):
@@ -142,7 +142,7 @@ def reasoning_splitter(engine: Engine, request: Request, ids: list[int]) -> Reas
 
 
 def is_short(request: Request) -> bool:
-    """Return True if a request can be handed to an engine in less than a millisecond, so that no thread is needed."""
+    """Return True if a request can be passed to an engine in less than a millisecond, so that no thread is needed."""
     if request.extra.get("response_format") is not None:
         return False
     length = len(request.partial.text) if request.partial is not None and request.partial.ids is None else 0

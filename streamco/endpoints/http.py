@@ -1,7 +1,7 @@
-"""One pooled HTTP client: connections really return to the pool, and are opened before they are needed.
+"""A pooled HTTP client that makes sure that connections return to the pool, and opens them before they are needed.
 
-aiohttp is imported when the client starts, not with the package. Of its own timeouts only ``connect`` is on; ``watchdog`` limits the
-phases of an answer.
+aiohttp is imported when the client starts, not with the package. Only its ``connect`` timeout is used; ``watchdog`` limits the phases of an
+answer.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ if TYPE_CHECKING:
 
 __all__ = ["HttpClient"]
 
-_READ_BUFFER = 1 << 16  # bytes; aiohttp pauses the socket at twice this, so a slow reader holds the server back
-_KEEP_ALIVE = 60.0  # seconds an idle connection is kept; the usual limit of the servers in front of APIs is 60 to 75
-_POLL = 0.005  # seconds; seldom used: a request is sent long before its answer is cancelled
-_MAX_REQUESTS = 4  # requests in a row, while each answer is a redirect
-_LINGER = 2.0  # seconds for the formal end of a complete answer if no limit is set
-_LARGE_BODY = 1 << 20  # bytes; aiohttp wants larger ones as a file, to write them in pieces
+_READ_BUFFER = 1 << 16  # bytes; aiohttp pauses the socket at twice this, so a slow reader slows the server down
+_KEEP_ALIVE = 60.0  # seconds that an idle connection is kept; the usual limit of the servers in front of APIs is 60 to 75
+_POLL = 0.005  # seconds; seldom needed, because a request is usually sent long before its answer is cancelled
+_MAX_REQUESTS = 4  # consecutive requests while each response is a redirect
+_LINGER = 2.0  # seconds to wait for the formal end of a complete answer if no limit is set
+_LARGE_BODY = 1 << 20  # bytes; aiohttp wants larger bodies as a file, to write them in pieces
 
 
 class _Taking:
-    """What one request does with connections, in the block that sends it.
+    """Context manager that tracks the connections of the request sent in its block.
 
-    The connections that were taken are aborted if the block fails or is cancelled. aiohttp only closes them, and a close waits for unsent
-    bytes: for ever if the peer has stopped reading.
+    If the block fails or is cancelled, the connections that it has taken are aborted. aiohttp only closes them, and closing waits for
+    unsent bytes, forever if the peer has stopped reading.
 
     Args:
-        limit: seconds that opening one may take; None: no limit.
+        limit: seconds that opening a connection may take, or None for no limit.
     """
 
     __slots__ = ("_token", "limit", "transports")
 
     def __init__(self, limit: float | None) -> None:
         self.limit = limit
-        self.transports: list[asyncio.Transport] = []  # of the connections that it has
+        self.transports: list[asyncio.Transport] = []  # transports of its connections
 
     def __enter__(self) -> None:
         self._token = _taking.set(self)
@@ -76,8 +76,8 @@ class _Pool(LoopState):
     """The connections of one event loop.
 
     Args:
-        timeouts: of the client.
-        session: the caller's session; None: the pool makes and closes its own.
+        timeouts: the client's timeouts.
+        session: the caller's session; None to create and close one here.
 
     Raises:
         ConfigError: the caller's session belongs to another loop.
@@ -93,7 +93,7 @@ class _Pool(LoopState):
         self.warming: asyncio.Task[None] | None = None
 
     async def aclose(self) -> None:
-        """See ``LoopState``; a session of the caller's stays open."""
+        """See ``LoopState``; the caller's session stays open."""
         if self.warming is not None:
             self.warming.cancel()
             await asyncio.wait([self.warming])
@@ -103,36 +103,36 @@ class _Pool(LoopState):
             await self.session.close()
 
     def drop(self) -> None:
-        """See ``LoopState``: aiohttp would complain of what nobody can close any more."""
+        """See ``LoopState``: aiohttp would warn about connections that nobody can close any more."""
         connector = self.session.connector
         if self.is_own and connector is not None:
             self.session.detach()
             with suppress(StopIteration, RuntimeError):
-                next(connector.close().__await__())  # of a closed loop it forgets its connections, and has nothing to wait for
+                next(connector.close().__await__())  # with a closed loop it drops its connections, and has nothing to wait for
 
     def give_up(self, response: aiohttp.ClientResponse) -> None:
-        """Close the connection of an answer whose end doesn't come."""
+        """Close the connection of an answer whose end doesn't arrive."""
         self.finishing.discard(response)
         response.close()
 
     def end_warming(self, task: asyncio.Task[None]) -> None:
-        """Take note that a connection was opened, or couldn't be."""
+        """Record that opening a connection has succeeded or failed."""
         self.warming = None
         if not task.cancelled():
             task.result()
 
 
 class HttpClient:
-    """The connection pool of one endpoint, on whatever event loop it is used.
+    """The connection pool of one endpoint, on whichever event loop it is used.
 
     Args:
         name: the endpoint's name, for errors.
         timeouts: ``connect`` and ``cancel``, in seconds.
-        session: a session to use and leave open at the end. None: the client makes and closes its own.
-        key: the server's key, which is taken out of every error's text. None: there is none.
+        session: a session to use and leave open; None to create and close one.
+        key: the server's key, which is removed from every error message, or None.
 
     Raises:
-        ConfigError: ``session`` is something else.
+        ConfigError: ``session`` has another type.
     """
 
     def __init__(
@@ -145,22 +145,22 @@ class HttpClient:
         self._has_session = session is not None
         self._pool = LoopBound(partial(_Pool, timeouts, session), owner=name)
         self._is_closed = False
-        self._proxies: dict[URL, URL | None] = {}  # by the server's origin
+        self._proxies: dict[URL, URL | None] = {}  # proxies by the server's origin
 
     async def start(self) -> None:
-        """Import aiohttp and make the session, for each event loop once; idempotent.
+        """Import aiohttp and create the session, once per event loop; idempotent.
 
         Raises:
             StreamClosed: the client was closed.
-            ConfigError: it is used in another event loop that runs.
+            ConfigError: it is in use on another running event loop.
         """
         await self._start()
 
     async def _start(self) -> _Pool:
         if (pool := self._pool.current) is None:
             self._check_open()
-            # In a thread even if another endpoint has begun the import: sys.modules has half a module then, and importing it here would
-            # wait for the other half.
+            # In a thread even if another endpoint has begun the import: sys.modules then has a half-initialised module, and importing it
+            # here would block until that is finished.
             await asyncio.to_thread(importlib.import_module, "aiohttp")  # 0.2 s, and it loads the certificate store
             self._check_open()
             pool = self._pool.get()
@@ -180,21 +180,21 @@ class HttpClient:
         timeouts: Timeouts | None = None,
         redirects: bool = True,
     ) -> aiohttp.ClientResponse:
-        """Send a request and wait for the head of the answer.
+        """Send a request and wait for the head of the response.
 
-        A redirect (307, 308) is followed within the same scheme, host and port, so that no key or prompt goes elsewhere.
+        A redirect (307, 308) is followed only within the same scheme, host and port, so that no key or prompt goes elsewhere.
 
         Args:
             method: the HTTP method.
-            url: where the request goes.
-            headers: sent with it.
-            body: its body. None: there is none.
-            timeouts: ``connect``, in seconds. None: the client's.
-            redirects: False: a redirect is returned like any other answer.
+            url: the request's URL.
+            headers: the request's headers.
+            body: the request's body, or None.
+            timeouts: ``connect``, in seconds; None uses the client's.
+            redirects: False to return a redirect like any other response.
 
         Raises:
             ConfigError: the environment names a proxy that can't be used.
-            EndpointConnectError: there was no connection, or it was lost before the head of the answer.
+            EndpointConnectError: connecting failed, or the connection was lost before the head of the response.
             EndpointTimeoutError: connecting took longer than ``timeouts.connect``.
             EndpointProtocolError: the peer doesn't speak HTTP, or redirects elsewhere or too often.
         """
@@ -202,7 +202,7 @@ class HttpClient:
         session = pool.session
         proxy = await self.find_proxy(url)
         limits = self._timeouts if timeouts is None else timeouts
-        limit = session.timeout if pool.is_own else _only_connect(limits.connect)  # a limit of the caller's session would end long answers
+        limit = session.timeout if pool.is_own else _only_connect(limits.connect)  # the caller's session's limit would end long answers
         with self._translated(limits), _Taking(limits.connect):
             for _ in range(_MAX_REQUESTS):
                 data = io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body
@@ -218,7 +218,7 @@ class HttpClient:
         try:
             target = url.join(type(url)(location))
             origin = target.origin()
-        except ValueError as error:  # "file:", for example, has no origin
+        except ValueError as error:  # for example, "file:" has no origin
             text = f"expected an answer, got a redirect to {shorten(location, MAX_NAME)!r}, which is no address of a server"
             raise EndpointProtocolError(text, endpoint=self._name) from error
         if origin != url.origin():
@@ -230,9 +230,9 @@ class HttpClient:
     def warm(self, url: URL) -> None:
         """Open a connection in the background if none is idle, so that the next request finds one.
 
-        DNS, TCP and TLS take two or three round trips, and a cancelled answer has cost its connection. Nothing is sent. Failures are
-        ignored here: the next request meets them. Does nothing on the loopback, because connecting is free there, and in a session that
-        belongs to the caller.
+        DNS, TCP and TLS take two or three round trips, and a cancelled answer loses its connection. Nothing is sent. Failures are ignored
+        here, because the next request will hit them. Does nothing for loopback addresses, where connecting is free, or with the caller's
+        session.
         """
         pool = self._pool.current
         if pool is not None and pool.warming is None and pool.is_own and not is_loopback(url.host or ""):
@@ -251,10 +251,10 @@ class HttpClient:
             connection.release()
 
     async def read(self, response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-        """Return the body, or its first ``max_bytes`` bytes. The connection returns to the pool, or is closed if there was more.
+        """Return the body, or its first ``max_bytes`` bytes. The connection returns to the pool, or is closed if the body was longer.
 
         Raises:
-            EndpointProtocolError: the body was cut.
+            EndpointProtocolError: the body was cut off.
         """
         body = bytearray()
         try:
@@ -266,22 +266,22 @@ class HttpClient:
                     body += data
             return bytes(body[:max_bytes])
         finally:
-            response.close()  # does nothing after the end of the body: the connection is back in the pool
+            response.close()  # does nothing after the end of the body, when the connection is back in the pool
 
     async def get_json(
         self, url: URL, *, headers: Mapping[str, str], max_bytes: int, body: bytes | None = None, redirects: bool = True
     ) -> Any:
-        """Return a small JSON answer, which has to come within the connect limit.
+        """Return a small JSON response, which has to arrive within the connect limit.
 
         Args:
-            url: where the request goes.
-            headers: sent with it.
-            max_bytes: most bytes that are read of the answer.
-            body: of a POST. None: it is a GET.
+            url: the request's URL.
+            headers: the request's headers.
+            max_bytes: maximum number of bytes to read.
+            body: the body of a POST; None sends a GET.
             redirects: as in ``request``.
 
         Raises:
-            EndpointError: there was no answer, an error status, or no JSON.
+            EndpointError: there was no response, an error status, or the body isn't JSON.
         """
         limit = self._timeouts.connect
         try:
@@ -300,12 +300,12 @@ class HttpClient:
             raise EndpointProtocolError(f"expected JSON from {url}, got {shown!r}", endpoint=self._name) from exc
 
     def finish(self, response: aiohttp.ClientResponse) -> asyncio.Future[None] | None:
-        """Return the connection to the pool once the last bytes of a complete answer have come.
+        """Return the connection to the pool once the last bytes of a complete answer have arrived.
 
-        If they don't come within ``timeouts.cancel`` seconds, the connection is closed.
+        If they don't arrive within ``timeouts.cancel`` seconds, the connection is closed.
 
         Returns:
-            A future that is done when the connection is back in the pool, or None if it is already or was closed.
+            A future that is done when the connection is back in the pool, or None if it already is or was closed.
         """
         content = response.content
         if content.is_eof():
@@ -334,21 +334,21 @@ class HttpClient:
         return settled
 
     async def drop(self, response: aiohttp.ClientResponse) -> None:
-        """Close the connection of an answer that is not wanted any more, at once; return when it is closed."""
+        """Close the connection of an answer that is no longer wanted, and wait until it is closed."""
         connection = response.connection
         transport = connection.transport if connection is not None else None
         response.close()
         if transport is None:
             return
         if transport.get_extra_info("sslcontext") is not None:
-            transport.abort()  # an orderly end of TLS waits up to 30 s for the peer
+            transport.abort()  # an orderly TLS shutdown waits up to 30 s for the peer
         try:
             async with PeerTimeout(self._timeouts.cancel):
                 while transport.get_write_buffer_size():  # noqa: ASYNC110  a transport has no event for it
                     await asyncio.sleep(_POLL)
-        except TimeoutError:  # the peer doesn't read what is still to be sent
+        except TimeoutError:  # the peer doesn't read the remaining data
             transport.abort()
-        await asyncio.sleep(0)  # the loop closes the socket in its next turn
+        await asyncio.sleep(0)  # the loop closes the socket in its next iteration
 
     async def aclose(self) -> None:
         """Close every connection; idempotent."""
@@ -370,12 +370,12 @@ class HttpClient:
             raise error from root_cause(exc)
 
     async def find_proxy(self, url: URL) -> URL | None:
-        """Return the proxy that the environment names for this server, or None for a session of the caller's, which has its own.
+        """Return the proxy that the environment names for this server, or None with the caller's session, which has its own settings.
 
-        It is looked up once for each host and port, in a thread, because the look-up may read system settings.
+        It is looked up once per host and port, in a thread, because the lookup may read system settings.
 
         Raises:
-            ConfigError: it can't be used.
+            ConfigError: the proxy can't be used.
         """
         origin = url.origin()
         if self._has_session:
@@ -388,10 +388,10 @@ class HttpClient:
 
 
 def check_session(session: object) -> None:
-    """Check that a session of the caller's is one of aiohttp's; None is allowed. aiohttp is imported already if there is one.
+    """Check that the caller's session is an aiohttp session or None. If there is one, aiohttp is already imported.
 
     Raises:
-        ConfigError: it is something else, such as a client of httpx.
+        ConfigError: it is something else, such as an httpx client.
     """
     aiohttp = sys.modules.get("aiohttp")
     if session is not None and (aiohttp is None or not isinstance(session, aiohttp.ClientSession)):
@@ -399,7 +399,7 @@ def check_session(session: object) -> None:
 
 
 def _make_session(timeouts: Timeouts) -> aiohttp.ClientSession:
-    """Return a session of this package's own; aiohttp must be imported."""
+    """Create this package's own session; aiohttp must be imported."""
     import aiohttp
 
     class Connector(aiohttp.TCPConnector):
@@ -410,7 +410,7 @@ def _make_session(timeouts: Timeouts) -> aiohttp.ClientSession:
 
         async def _create_connection(self, *arguments: Any, **options: Any) -> aiohttp.client_proto.ResponseHandler:
             taking = _taking.get(None)
-            async with PeerTimeout(timeouts.connect if taking is None else taking.limit):  # it looks twice; aiohttp's own does not
+            async with PeerTimeout(timeouts.connect if taking is None else taking.limit):  # it checks twice, unlike aiohttp's own
                 return await super()._create_connection(*arguments, **options)
 
     return aiohttp.ClientSession(
@@ -437,7 +437,7 @@ def _record_transport(connection: aiohttp.connector.Connection) -> None:
 def _report_lost_connection(response: aiohttp.ClientResponse) -> None:
     """Fail the body's reader when the connection closes without an error.
 
-    If chunk framing is broken, aiohttp closes the connection and leaves the reader waiting.
+    If the chunk framing is broken, aiohttp closes the connection and leaves the reader waiting.
     """
     import aiohttp
 

@@ -1,4 +1,4 @@
-"""A model server that runs on the user's machine already (Ollama, LM Studio, llama-server, vLLM), as the device of a client."""
+"""Uses a model server that already runs on the user's machine (Ollama, LM Studio, llama-server, vLLM) as a client's device."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ __all__ = ["LocalServerEndpoint"]
 
 _log = logging.getLogger("streamco")
 
-_LISTED = 8  # names of models that an error shows
-_LATEST = ":latest"  # what Ollama adds to a name without a tag
+_LISTED = 8  # maximum number of model names shown in an error
+_LATEST = ":latest"  # Ollama adds it to a name without a tag
 _DEFAULTS = Timeouts(), RetryPolicy(), Limits()
 
 
 class LocalServerEndpoint(OpenAIEndpoint):
-    """The device of a client that some server runs already; it answers with one model, whatever model a request names.
+    """A client's device that is a running server; it always answers with one model, whatever model a request names.
 
     It takes part in races and hand-overs like a model in this process. It can't draft: ``Speculate`` needs a ``DeviceEndpoint``.
     Its tokens cost no money.
 
     Args:
-        base_url: the server's URL, a text or an object, up to and including ``/v1``, which may be left out: ``http://127.0.0.1:11434`` is
-            Ollama's.
-        model: the model's name there. None: the only one that the server offers.
+        base_url: the server's URL, a string or a URL object, with or without the ending ``/v1``: ``http://127.0.0.1:11434`` is Ollama's.
+        model: the model's name there; None for the only one that the server offers.
         name: a name that is unique within a client.
-        api_key: the key, or a function, sync or async, that is called for the key of each request; None: none.
-        context_tokens: tokens that prompt and answer may have together. None: what the server says, and if it says nothing, prompts of
-            any length are sent. Ollama says nothing and cuts prompts without a word: give what its ``num_ctx`` or
-            ``OLLAMA_CONTEXT_LENGTH`` is.
-        capabilities: all abilities of the model, or single ones as a dict, beside which those of such servers stay. None: these alone.
+        api_key: the key, or a sync or async function that returns the key for each request, or None.
+        context_tokens: maximum tokens of prompt and answer together. By default what the server says; if it says nothing, prompts of any
+            length are sent. Ollama says nothing and silently cuts off prompts: pass the value of its ``num_ctx`` or
+            ``OLLAMA_CONTEXT_LENGTH``.
+        capabilities: all capabilities of the model, or a dict of single ones that override the usual ones of such servers, or None.
         timeouts: limits by phase, in seconds.
         retry: retries before the first token.
         limits: largest sizes that are accepted from the server.
@@ -86,7 +85,7 @@ class LocalServerEndpoint(OpenAIEndpoint):
             timeouts=timeouts,
             retry=retry,
             limits=limits,
-            probe=False,  # it does that itself, and needs the answer to find its model
+            probe=False,  # this class does that itself, and needs the result to find its model
         )
         self._given_model = model
         self._context_tokens = context_tokens
@@ -101,7 +100,7 @@ class LocalServerEndpoint(OpenAIEndpoint):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Abilities as declared, else what the server says and what is known of such servers."""
+        """The capabilities as declared, or else what the server says and what is known about such servers."""
         if self._context_tokens is None:
             return self._capabilities
         return msgspec.structs.replace(self._capabilities, context_tokens=self._context_tokens)
@@ -109,7 +108,7 @@ class LocalServerEndpoint(OpenAIEndpoint):
     async def start(self) -> None:
         """Prepare the connection, ask the server what it is, and find the model; idempotent.
 
-        A server that can't be reached, or still loads its model, is asked again by each answer, and until then answers fail with its error.
+        If the server can't be reached, or is still loading its model, each answer asks it again, and fails with its error meanwhile.
 
         Raises:
             EndpointError: the server doesn't offer the model, or offers several and none was named.
@@ -133,7 +132,7 @@ class LocalServerEndpoint(OpenAIEndpoint):
         _log.info("%s is %s, model %s, context %s", self.name, info.kind, self.model, self.capabilities.context_tokens or "not known")
 
     def open(self, request: Request) -> OpenAIStream:
-        """Begin an answer with this device's own model; the request goes out with the first ``receive``."""
+        """Begin an answer with this device's model; the request is sent with the first ``receive``."""
         return super().open(msgspec.structs.replace(request, model=None))
 
     async def _prepare(self, request: Request) -> StreamCall:

@@ -1,7 +1,7 @@
-"""Drafts by prompt lookup (``policies.drafts.prompt_lookup``): the speculator's commands in, what stood before out.
+"""Drafts by prompt lookup (``policies.drafts.prompt_lookup``): copies drafts from the earlier text on the speculator's commands.
 
-``LookupDrafter`` takes the commands of ``DeviceDrafter`` and has no model. What was found is emitted in the loop's next turn.
-``LookupEndpoint`` stands in the device's place in reports.
+``LookupDrafter`` takes the same commands as ``DeviceDrafter`` but has no model. What it finds is emitted in the loop's next iteration.
+``LookupEndpoint`` takes the device's place in reports.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _FREE = TokenPrices(prompt=0.0, completion=0.0)
 
 
 class LookupDrafter:
-    """Looks up what may come next in one answer.
+    """Looks up what may come next in an answer.
 
     Args:
-        prompt_ids: the prompt, which all lengths and positions leave out.
+        prompt_ids: the prompt, which lengths and positions don't include.
         emit: called with each draft, on the loop and never from inside ``run``.
         context_tokens: size of the verifier's context, prompt and answer together.
         end_ids: tokens that end a text.
-        is_sampled: each token comes with the row that it was drawn from: itself alone.
+        is_sampled: True if each token comes with the row that it was drawn from, which contains only the token itself.
 
     Raises:
-        EngineError: the prompt does not fit.
+        EngineError: the prompt doesn't fit.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class LookupDrafter:
         self._waiting: dict[int, asyncio.Handle] = {}  # drafts to emit
 
     def run(self, command: DraftTokens | DraftBranch | AdoptBranch | DropDrafts) -> None:
-        """Begin a command; never blocks. After ``aclose`` nothing is emitted.
+        """Begin a command; never blocks. Nothing is emitted after ``aclose``.
 
         Raises:
-            UsageError: the trunk is shorter than a command's length, or the branch to adopt does not exist.
+            UsageError: the trunk is shorter than a command's length, or the branch to adopt doesn't exist.
         """
         match command:
             case DraftTokens(version, length, ids, count):
@@ -81,7 +81,7 @@ class LookupDrafter:
                 assert_never(never)
 
     async def aclose(self) -> None:
-        """Emit nothing any more; idempotent."""
+        """Stop emitting; idempotent."""
         for handle in self._waiting.values():
             handle.cancel()
         self._waiting.clear()
@@ -94,7 +94,7 @@ class LookupDrafter:
         return self._trunk[: len(self.prompt_ids) + length]
 
     def _draft(self, version: int, ids: list[int], count: int) -> list[int]:
-        """Have at most ``count`` tokens emitted that may follow these ids; return both together."""
+        """Schedule emitting at most ``count`` tokens that may follow these ids; return the ids with these tokens."""
         self._lookup.follow(ids)
         found, match = self._lookup.continuation(count)
         end = next((place for place, token in enumerate(found, 1) if token in self.end_ids), len(found))
@@ -112,11 +112,11 @@ class LookupDrafter:
 
 
 class LookupEndpoint:
-    """What drafts by lookups, in the device's place. It has no model and makes no answers.
+    """Drafts by lookup in place of a device. It has no model and makes no answers.
 
     Args:
         vocabulary: the verifier's vocabulary.
-        read_prompt: returns the token ids of a request's prompt; its second argument is the seconds that a server may take.
+        read_prompt: returns the token ids of a request's prompt; its second argument is the server's time limit in seconds.
     """
 
     kind: Kind = "device"
@@ -129,18 +129,18 @@ class LookupEndpoint:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The vocabulary, and the size of its model's context."""
+        """The vocabulary, and the context size of its model."""
         info = self.vocabulary.info
         return Capabilities(vocabulary=info.vocabulary, context_tokens=info.context_tokens)
 
     async def start(self) -> None:
-        """Do nothing: there is nothing to load."""
+        """Do nothing, because there is nothing to load."""
 
     async def aclose(self) -> None:
-        """Do nothing: there is nothing to free."""
+        """Do nothing, because there is nothing to free."""
 
     def open(self, request: Request) -> NoReturn:
-        """Refuse: there is no model.
+        """Raise an error, because there is no model.
 
         Raises:
             UsageError: always.
@@ -148,11 +148,11 @@ class LookupEndpoint:
         raise UsageError("lookup: expected a draft to be asked for, got a whole answer")
 
     def count_tokens(self, request: Request) -> int | None:
-        """Return None: a prompt's length is known when it is read."""
+        """Return None, because a prompt's length is only known once it has been read."""
         return None
 
     async def drafter(self, request: Request, *, emit: Callable[[TokensDrafted], None], is_sampled: bool, patience: float) -> LookupDrafter:
-        """Return a drafter for one answer, once its prompt was read.
+        """Read the prompt, and return a drafter for one answer.
 
         Args:
             request: the request.
@@ -161,7 +161,7 @@ class LookupEndpoint:
             patience: seconds that a server may take to read the prompt.
 
         Raises:
-            EndpointError: the prompt can't be read, or does not fit.
+            EndpointError: the prompt can't be read, or doesn't fit.
         """
         info = self.vocabulary.info
         ids = await self._read_prompt(request, patience)

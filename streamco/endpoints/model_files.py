@@ -1,7 +1,7 @@
-"""GGUF files by name: ``hf:org/repo:QUANT`` means a file in the cache that Hugging Face's programs share.
+"""GGUF files by name: ``hf:org/repo:QUANT`` names a file in the cache that Hugging Face's programs share.
 
-Only ``fetch`` and ``look_up`` use the network, and nothing but ``streamco models get`` calls them: a model that isn't there is an error
-that names this command, because it has hundreds of megabytes.
+Only ``fetch`` and ``look_up`` use the network, and only ``streamco models get`` calls them: a missing model is an error that names this
+command, because a model has hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ __all__ = [
 _log = logging.getLogger("streamco")
 
 PREFIX = "hf:"
-USUAL = "Q4_K_M"  # the format that is taken if none is named, as llama.cpp and Ollama do
+USUAL = "Q4_K_M"  # the default format, the same as llama.cpp's and Ollama's
 _NAME = re.compile(r"([\w][\w.-]*/[\w][\w.-]*)(?::([\w.-]+))?")
 _FORMAT = re.compile(r"[-._]((?:i?q\d|tq\d|mxfp\d|bf16|f16|f32)[\w]*)$", re.IGNORECASE)
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
-_SHOWN = 12  # names that an error shows
+_SHOWN = 12  # maximum number of names shown in an error
 
 
 class HubName(Struct, frozen=True):
@@ -52,7 +52,7 @@ class HubName(Struct, frozen=True):
 
     Args:
         repo: owner and name of the repository.
-        quant: the format of the weights, as in the file's name; None: the usual one, or the only file.
+        quant: the format of the weights, as in the file's name; None for the usual one, or the only file.
     """
 
     repo: str
@@ -68,8 +68,8 @@ class HubFile(Struct, frozen=True):
     Args:
         name: the model's name.
         file: path of the file in the repository.
-        size: bytes.
-        sha256: its digest by the hub, in hex; None: the hub doesn't say.
+        size: size in bytes.
+        sha256: its digest according to the hub, in hex, or None if the hub doesn't say.
     """
 
     name: HubName
@@ -84,10 +84,10 @@ class CachedModel(Struct, frozen=True):
     Args:
         repo: owner and name of its repository.
         file: the file's name.
-        path: where its newest revision is.
-        size: bytes on the disk.
-        links: the file in all revisions that were fetched.
-        data: where the cache keeps their bytes, as far as no other file has the same.
+        path: path of its newest revision.
+        size: bytes on disk.
+        links: the file's paths in all revisions that were fetched.
+        data: where the cache keeps their bytes, unless another file shares them.
     """
 
     repo: str
@@ -99,18 +99,18 @@ class CachedModel(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The name that means this file: ``hf:repo:FORMAT``, or its path if its format is not known."""
+        """The name of this file: ``hf:repo:FORMAT``, or its path if its format isn't known."""
         quant = _format_of(self.file)
         return str(self.path) if quant is None else str(HubName(self.repo, quant))
 
 
 def is_hub_name(text: str) -> bool:
-    """Return True if a model's name is one of Hugging Face's hub, and not a path."""
+    """Return True if a model's name is a name on Hugging Face's hub rather than a path."""
     return text.startswith(PREFIX)
 
 
 def parse_hub_name(text: str) -> HubName:
-    """Return the parts of ``hf:org/repo`` or ``hf:org/repo:QUANT``.
+    """Parse ``hf:org/repo`` or ``hf:org/repo:QUANT``.
 
     Raises:
         ConfigError: it has another form.
@@ -122,10 +122,10 @@ def parse_hub_name(text: str) -> HubName:
 
 
 def choose_file(files: Iterable[str], name: HubName) -> str:
-    """Return which of a repository's files a name means.
+    """Return which of a repository's files a name stands for.
 
     Raises:
-        ConfigError: there is none, there are several, or the model is in several parts.
+        ConfigError: there is no such file, there are several, or the model is split into several files.
     """
     models = sorted(file for file in files if file.lower().endswith(".gguf") and "mmproj" not in file.lower())
     matching = [file for file in models if _has_format(file, name.quant)] if name.quant else models
@@ -141,12 +141,12 @@ def choose_file(files: Iterable[str], name: HubName) -> str:
 
 
 def _stem(file: str) -> str:
-    """Return a file's name without ending and number of a part."""
+    """Return a file's name without its extension and part number."""
     return _PART.sub("", Path(file).stem)
 
 
 def _format_of(file: str) -> str | None:
-    """Return the format of the weights that a file's name ends in; None: it names none that is known."""
+    """Return the format of the weights that a file's name ends in, or None if it isn't a known one."""
     found = _FORMAT.search(_stem(file))
     return None if found is None else found[1]
 
@@ -166,7 +166,7 @@ def cached_models(cache: Path | None = None) -> list[CachedModel]:
     """Return the GGUF files in the cache, by repository and name.
 
     Args:
-        cache: folder of the cache; None: Hugging Face's own (``HF_HUB_CACHE``, ``HF_HOME``).
+        cache: folder of the cache, by default Hugging Face's own (``HF_HUB_CACHE``, ``HF_HOME``).
 
     Raises:
         ConfigError: the library isn't installed.
@@ -204,12 +204,12 @@ def _cached(repo: Any, name: str) -> CachedModel:
 
 
 def find_cached(name: HubName, cache: Path | None = None) -> CachedModel | None:
-    """Return the file in the cache that a name means; None: it isn't there.
+    """Return the file in the cache that a name stands for, or None if it isn't there.
 
-    Without a format that is one in the usual format, or one with none in its name: another one may be there by chance.
+    If the name has no format, only a file in the usual format or without a format in its name will do: others may be there by chance.
 
     Raises:
-        ConfigError: there are several, or the library isn't installed.
+        ConfigError: there are several such files, or the library isn't installed.
     """
     there = [model for model in cached_models(cache) if model.repo == name.repo]
     if name.quant is None:
@@ -238,24 +238,24 @@ def file_of(text: str, cache: Path | None = None) -> Path:
 
 
 def path_of(model: str | Path) -> Path:
-    """Return the path of a model's file, which may be missing; ``hf:org/repo:QUANT`` is looked for in the cache.
+    """Return the path of a model's file, which may be missing; ``hf:org/repo:QUANT`` is looked up in the cache.
 
     Raises:
-        ConfigError: a name of the hub is wrong, or not in the cache.
+        ConfigError: a hub name is wrong, or not in the cache.
     """
     return file_of(model) if isinstance(model, str) and is_hub_name(model) else Path(model).expanduser()
 
 
 def look_up(name: HubName, endpoint: str | None = None) -> HubFile:
-    """Ask the hub for the file that a name means.
+    """Ask the hub for the file that a name stands for.
 
     Args:
         name: the model's name.
-        endpoint: URL of the hub; None: Hugging Face's, or ``HF_ENDPOINT``.
+        endpoint: URL of the hub, by default ``HF_ENDPOINT`` or Hugging Face's.
 
     Raises:
         ConfigError: there is no such file, or the library isn't installed.
-        EndpointError: the hub doesn't answer, or refuses.
+        EndpointError: the hub doesn't respond, or refuses.
     """
     hub = _hub()
     with _translated(f"{name}: expected a list of its files from the hub"):
@@ -267,10 +267,10 @@ def look_up(name: HubName, endpoint: str | None = None) -> HubFile:
 
 
 def fetch(file: HubFile, *, cache: Path | None = None, endpoint: str | None = None) -> Path:
-    """Download a file into the cache, or find it there, and return its path; an interrupted download goes on where it was.
+    """Download a file into the cache, or find it there, and return its path; an interrupted download is resumed.
 
     Raises:
-        EndpointError: the download failed, or the file has another digest than the hub says.
+        EndpointError: the download failed, or the file's digest differs from the hub's.
     """
     hub = _hub()
     with _translated(f"{file.name}: expected {file.file} from the hub"):
@@ -282,10 +282,10 @@ def fetch(file: HubFile, *, cache: Path | None = None, endpoint: str | None = No
 
 
 def remove(files: Iterable[Path]) -> None:
-    """Delete these files, as far as they exist.
+    """Delete these files, if they exist.
 
     Raises:
-        ConfigError: one can't be deleted.
+        ConfigError: a file can't be deleted.
     """
     for file in files:
         try:
@@ -315,11 +315,11 @@ def _hub() -> Any:
 
 @contextmanager
 def _translated(what: str) -> Iterator[None]:
-    """Turn the library's errors into ours; ``what`` says what was expected."""
+    """Translate the library's errors into this package's; ``what`` says what was expected."""
     try:
         yield
     except StreamcoError:
         raise
-    except Exception as error:  # its own errors, and those of its HTTP package, which depends on its version
+    except Exception as error:  # its own errors and its HTTP package's, which depends on the version
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise EndpointError(f"{what}, got {first}") from error

@@ -1,4 +1,4 @@
-"""Whether two endpoints have the same model, as far as they say so themselves."""
+"""Tells whether two endpoints have the same model, according to what they declare."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["have_same_model"]
 
 _PUBLISHED = re.compile(r"[\w.-]+/(?P<name>[^/]+)")  # org/name; a path has more slashes, or begins with one
 _SIGNS = re.compile(r"[\W_]+")
-_STAND_INS = frozenset({"", "auto", "default", "local", "model", "unknown"})  # names that any model may have
+_STAND_INS = frozenset({"", "auto", "default", "local", "model", "unknown"})  # placeholder names that any model may have
 
 
 def have_same_model(one: Endpoint, other: Endpoint, *, asked: str | None = None) -> bool:
-    """Return True if both declare the same name of a model, or have it from the same file.
+    """Return True if both declare the same model name, or have the model from the same file.
 
-    ``asked`` is the model that a request names, which a server answers with in place of its own; None: the request names none. Names are
-    compared without a publisher, and with any signs between words: ``Qwen/Qwen2.5-0.5B-Instruct`` and ``Qwen2.5 0.5B Instruct``.
+    ``asked`` is the model that a request names, which a server uses in place of its own, or None. Names are compared without the publisher,
+    and whatever separates the words: ``Qwen/Qwen2.5-0.5B-Instruct`` equals ``Qwen2.5 0.5B Instruct``.
     """
     names = _plain_name(one, asked), _plain_name(other, asked)
     marks = _content_mark(one, asked), _content_mark(other, asked)

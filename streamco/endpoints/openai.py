@@ -1,7 +1,7 @@
-"""Any server that speaks OpenAI's chat, completions or Responses API, as an endpoint.
+"""The endpoint for any server with OpenAI's chat, completions or Responses API.
 
 Providers differ in details (``providers``). What is known about them is data, what a server refuses is recorded, and an unknown server is
-asked what it is. The file is longer than others, because each request takes its form from all that is known of the server here.
+asked what it is. The file is longer than others, because the form of each request depends on everything that is known about the server.
 """
 
 from __future__ import annotations
@@ -56,29 +56,29 @@ class OpenAIEndpoint:
     """A remote model with OpenAI's API.
 
     Args:
-        model: the model's name at the server; a request's own ``model`` goes first.
-        base_url: the URL up to and including ``/v1``, a text or an object; for Azure, the resource's URL. None: the provider's, else
-            ``OPENAI_BASE_URL``, else OpenAI's.
-        api_key: the key; "": none. A function, sync or async, is called for the key of each request. None: the provider's variable
-            (``OPENAI_API_KEY``, ``DEEPSEEK_API_KEY``, ``OPENROUTER_API_KEY``, ``AZURE_OPENAI_API_KEY`` ...). Servers on the loopback need
-            none.
-        organization, project: ids of OpenAI's, by which an account pays; "": none. None: those in ``OPENAI_ORG_ID`` and
-            ``OPENAI_PROJECT_ID``, for OpenAI alone.
-        name: a name that is unique within a client. None: provider and model.
-        provider: a name in ``streamco.endpoints.known_servers.providers``. None: it is found by the host.
-        api: "chat"; "completions" for base models: text in, text out; or "responses", with which no other endpoint's answer is continued.
+        model: the model's name at the server; a request's own ``model`` takes precedence.
+        base_url: the URL up to and including ``/v1``, a string or a URL object; for Azure, the resource's URL. By default the provider's,
+            or else ``OPENAI_BASE_URL``, or else OpenAI's.
+        api_key: the key, "" for none, or a sync or async function that returns the key for each request. By default the provider's
+            variable (``OPENAI_API_KEY``, ``DEEPSEEK_API_KEY``, ``OPENROUTER_API_KEY``, ``AZURE_OPENAI_API_KEY`` ...). Loopback servers
+            need none.
+        organization, project: the ids of the OpenAI organisation and project that pay; "" for none. By default ``OPENAI_ORG_ID`` and
+            ``OPENAI_PROJECT_ID``, for OpenAI only.
+        name: a name that is unique within a client; by default provider and model.
+        provider: a name in ``streamco.endpoints.known_servers.providers``; None to find it by the host.
+        api: "chat", "completions" (text in, text out, for base models) or "responses", which can't continue another endpoint's answer.
         timeouts: limits by phase, in seconds.
         retry: retries before the first token.
         limits: largest sizes that are accepted from the server.
-        prices: US dollars per token. None: known prices of common models.
-        capabilities: all abilities of the model, or single ones as a dict, beside which the provider's usual ones stay. None: these alone.
+        prices: US dollars per token; by default the known prices of common models.
+        capabilities: all capabilities of the model, or a dict of single ones that override the provider's usual ones, or None.
         tokenizer: a local model that may have the same vocabulary, usually the client's device. ``probe`` compares how both read a sample.
-            If they agree, answers are handed over by token ids both ways. None: answers are handed over by text.
-        session: an aiohttp session to use and leave open, with its proxies and certificates. Its time limits are not used: those of
-            ``timeouts`` are. None: the endpoint makes its own.
-        headers: sent with every request.
-        probe: a server that isn't known by its URL may be asked what it is with the first answer, when it writes none; see ``identify``.
-        rng: draws the jitter of retries. None: one with a random seed.
+            If they agree, answers are handed over by token ids in both directions; otherwise, or if it is None, by text.
+        session: an aiohttp session to use and leave open, with its proxies and certificates, but not its time limits (``timeouts`` apply).
+            None to create one.
+        headers: headers sent with every request.
+        probe: True to ask a server whose URL isn't known what it is, during the first answer that it doesn't write; see ``identify``.
+        rng: random generator for the jitter of retries; by default one with a random seed.
 
     Raises:
         ConfigError: a URL, key or name is missing or wrong.
@@ -86,7 +86,7 @@ class OpenAIEndpoint:
 
     kind: Kind = "server"
     _key_header: str | None = None
-    """Name of the header that has the key; None: the provider's."""
+    """Name of the header that has the key, by default the provider's."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class OpenAIEndpoint:
         self._declared = capabilities
         self._capabilities = self._usual_capabilities
         self._dialect = Dialect(self._address.provider)
-        self._transfer: TokenTransfer | None = None  # to a server that takes packed ids
+        self._transfer: TokenTransfer | None = None  # for a server that accepts packed ids
         self._tokenizer = None if tokenizer is None else SharedTokenizer(tokenizer)
         check_headers("headers", headers or {})
         account = account_headers(self._address, organization, project, is_default=base_url is None and provider is None)
@@ -137,9 +137,9 @@ class OpenAIEndpoint:
         self._headers = merge_headers(BASE_HEADERS, account, headers or {})
         self._own_headers = frozenset(name.lower() for name in self._headers)
         self.content_mark = ""
-        """Digest of the model's file, if the server says it."""
+        """Digest of the model's file, if the server reports it."""
         self.first_token_times: Sequence[float] = ()
-        """Seconds to the first token of the server's latest answers, as it told them when it was asked what it is."""
+        """Seconds to the first token of the server's latest answers, as reported when it was identified."""
         self._client = HttpClient(self._name, timeouts=timeouts, session=session, key=self._key)
         self._counter = TokenCounter(model)
         self._is_unknown = probe and not self._address.provider.hosts and not isinstance(capabilities, Capabilities)
@@ -161,17 +161,17 @@ class OpenAIEndpoint:
 
     @property
     def provider(self) -> str:
-        """Name of the provider; "generic" if it is not known."""
+        """Name of the provider, or "generic" if it isn't known."""
         return self._address.provider.name
 
     @property
     def capabilities(self) -> Capabilities:
-        """Abilities as declared, else the provider's usual ones; ``probe`` adds what the server says."""
+        """The capabilities as declared, or else the provider's usual ones; ``probe`` adds what the server says."""
         return self._capabilities
 
     @property
     def prices(self) -> TokenPrices:
-        """Prices as given, else known ones of common models, else None throughout."""
+        """Prices as given, or else the known prices of common models, or else all None."""
         return self._prices
 
     @property
@@ -180,13 +180,13 @@ class OpenAIEndpoint:
         return self._timeouts
 
     async def start(self) -> None:
-        """Prepare what would slow the first request down: imports, certificates, the vocabulary, and in the background a connection.
+        """Prepare what would slow down the first request: imports, certificates, the vocabulary and, in the background, a connection.
 
-        Sends nothing, and doesn't fail if the server can't be reached: the first request meets that. Idempotent in each event loop.
+        Sends nothing, and doesn't fail if the server can't be reached; the first request will. Idempotent in each event loop.
 
         Raises:
             StreamClosed: the endpoint was closed.
-            ConfigError: the environment names a proxy that can't be used, or the endpoint is used in another event loop that runs.
+            ConfigError: the environment names a proxy that can't be used, or the endpoint is in use on another running event loop.
         """
         answers = self._answers.get()
         if answers.is_started:
@@ -199,7 +199,7 @@ class OpenAIEndpoint:
         answers.is_started = True
 
     def open(self, request: Request) -> OpenAIStream:
-        """Begin an answer; the request goes out with the first ``receive``."""
+        """Begin an answer; the request is sent with the first ``receive``."""
         request = _with_limit(request, self.kind)
         changes: dict[str, str] = {}
         streams = self._answers.get().streams
@@ -219,21 +219,21 @@ class OpenAIEndpoint:
         return stream
 
     def count_tokens(self, request: Request) -> int | None:
-        """Return the number of prompt tokens by tiktoken. None: it isn't here, lacks the model's file, or can't count this prompt."""
+        """Return the number of prompt tokens by tiktoken, or None if it isn't here, lacks the model's file or can't count this prompt."""
         is_own = request.model in {None, self.model} and not self._address.provider.is_self_hosted
         return self._counter.count_prompt(request) if is_own or request.prompt_ids is not None else None
 
     def estimate_tokens(self, request: Request) -> int | None:
-        """Return about how many tokens the prompt has, by a related vocabulary or its size in bytes. None: it has images."""
+        """Return about how many tokens the prompt has, by a related vocabulary or its size in bytes, or None if it has images."""
         return self._counter.estimate(request)
 
     def count_text(self, text: str) -> TextCount | None:
-        """Return the number of a text's tokens; None: tiktoken isn't installed, or has no file of the model's own vocabulary."""
+        """Return the number of tokens of a text, or None if tiktoken isn't installed or has no file of the model's own vocabulary."""
         tokens = self._counter.count_exactly(text)
         return None if tokens is None else TextCount(tokens, self._counter.name)
 
     def credentials(self) -> tuple[str, ApiKey]:
-        """Return base URL and key as it was given, for another protocol with the same server; "": there is no key."""
+        """Return the base URL and the key as given ("" for none), for another protocol with the same server."""
         return self._address.base_url, self._key.given
 
     async def models(self) -> list[str]:
@@ -245,12 +245,12 @@ class OpenAIEndpoint:
         return list(identify(await self._get_json(self._address.url("/models")), {}, model=self.model).models)
 
     async def check_access(self) -> EndpointError | str | None:
-        """Ask for the list of models, and return what will fail answers, or may; None: nothing, or that isn't known.
+        """Request the list of models, and return a problem that will or may make answers fail, or None if none is known.
 
-        Nothing is asked without a key, or of a provider without such a list. A key that may answer and not list is not refused.
+        Nothing is sent without a key, or to a provider without such a list. A valid key that just may not list models isn't a problem.
 
         Returns:
-            The error if the server refuses the key (401, 403) or can't be reached; a clause if the list lacks the model.
+            The error if the server rejects the key (401, 403) or can't be reached; a clause if the list lacks the model.
         """
         if not self._key or not self._address.provider.lists_models:
             return None
@@ -261,7 +261,7 @@ class OpenAIEndpoint:
         return self.lacks_model(identify(models, {}, model=self.model).models)
 
     def lacks_model(self, listed: Sequence[str]) -> str | None:
-        """Return a clause if a list of models lacks this endpoint's; None: it has it, or this server doesn't go by its list."""
+        """Return a clause if a list of models lacks this endpoint's model; None if it has it, or if this server accepts other names."""
         names = {self.model, f"{self.model}:latest"}
         if not listed or not names.isdisjoint(listed) or not self._address.provider.goes_by_list:
             return None
@@ -269,22 +269,22 @@ class OpenAIEndpoint:
 
     @property
     def is_unknown(self) -> bool:
-        """True if ``identify`` may find out more: it wasn't asked, the URL is no provider's, and not all abilities were declared."""
+        """True if ``identify`` may find out more: the server wasn't asked, its URL isn't a provider's, and capabilities are undeclared."""
         return self._is_unknown
 
     @property
     def is_answering(self) -> bool:
-        """True if an answer of this event loop is being asked for or read: some servers break it off if they are asked anything else."""
+        """True if an answer is in progress on this event loop. Some servers abort it if they get another request."""
         return bool(self._answers.get().streams)
 
     async def identify(self) -> ServerInfo:
-        """Find out what a server is without disturbing it, and follow that from now on; a client calls this with its first answer.
+        """Find out what a server is without disturbing it, and adapt to that; a client calls this during its first answer.
 
-        Sends ``GET /models`` alone, and if the answer leaves the kind open, a GET to four other paths. No redirect is followed, and no
-        text is sent. Abilities are only added: what was sent before (tools, images, JSON, ``n``) is sent on.
+        Sends only ``GET /models`` and, if the response doesn't tell the kind, a GET to four other paths. Redirects aren't followed, and no
+        text is sent. Capabilities are only added: whatever was sent before (tools, images, JSON, ``n``) is still sent.
 
         Raises:
-            EndpointError: it doesn't say. After a status of 4xx, unless it is busy, it isn't to be asked again: ``is_unknown`` is False.
+            EndpointError: it doesn't say. After a 4xx status, unless it was busy, it shouldn't be asked again: ``is_unknown`` is False.
         """
         try:
             models = await self._get_json(self._address.url("/models"), redirects=False)
@@ -299,12 +299,12 @@ class OpenAIEndpoint:
         return info
 
     async def probe(self) -> ServerInfo:
-        """Ask an unknown server what it is, and follow that from now on: its dialect, its capabilities, its context size.
+        """Ask an unknown server what it is, and adapt to its dialect, its capabilities and its context size.
 
-        Unlike ``identify``, it asks for all that the server tells, and with a ``tokenizer`` sends a sample text.
+        Unlike ``identify``, it asks for everything that the server can report, and sends a sample text if there is a ``tokenizer``.
 
         Raises:
-            EndpointError: the server doesn't answer at all.
+            EndpointError: the server doesn't respond at all.
             EngineError: the device that is the ``tokenizer`` can't be loaded.
         """
         provider = self._address.provider
@@ -318,7 +318,7 @@ class OpenAIEndpoint:
         return info
 
     async def _ask_paths(self, paths: Sequence[str], *, redirects: bool = True) -> dict[str, Any]:
-        """Return the JSON of each of the server's own paths that gives any."""
+        """Return the JSON of each of the server's own paths that returns some."""
         asked = (self._get_json(self._address.root_url(path), redirects=redirects) for path in paths)
         facts = {}
         for path, answer in zip(paths, await asyncio.gather(*asked, return_exceptions=True), strict=True):
@@ -335,14 +335,14 @@ class OpenAIEndpoint:
 
     @property
     def _usual_capabilities(self) -> Capabilities:
-        """Abilities as declared, else the provider's; with the Responses API without those that continue an answer."""
+        """The capabilities as declared, or else the provider's; with the Responses API, without the ability to continue an answer."""
         usual = self._address.provider.capabilities
         if self.api == "responses":
             usual = msgspec.structs.replace(usual, continuation="none", pre_copy="none", takes_token_ids=False, choices=False)
         return with_declared(usual, self._declared)
 
     async def _compare_tokenizers(self, tokenizer: SharedTokenizer, info: ServerInfo) -> ServerInfo:
-        """Let the server and the local model read the same sample; what an earlier probe found is forgotten."""
+        """Have the server and the local model read the same sample; the result of an earlier probe is discarded."""
         default = self._usual_capabilities
         self._capabilities = msgspec.structs.replace(self._capabilities, vocabulary=default.vocabulary, continuation=default.continuation)
         tokenize_api = self._address.provider.tokenize_api
@@ -353,14 +353,14 @@ class OpenAIEndpoint:
         except EngineError:
             raise
         except EndpointError:
-            return info  # a server that doesn't say gets text
+            return info  # a server that doesn't say is sent text
         if found is not None:
             info = msgspec.structs.replace(info, vocabulary=found[0], vocabulary_size=found[1])
             self._apply(info)
         return info
 
     def _apply(self, info: ServerInfo, *, only_adds: bool = False) -> None:
-        """Follow what a server says; ``only_adds``: what it was sent so far it is sent on."""
+        """Adapt to what a server says. ``only_adds``: True to continue to send everything that was sent before."""
         if self._address.provider is GENERIC and info.kind != GENERIC.name:
             provider, before = find_provider(info.kind), self._capabilities
             self._address = msgspec.structs.replace(self._address, provider=provider)
@@ -376,18 +376,18 @@ class OpenAIEndpoint:
             if info.kind == STREAMCO:
                 self._transfer = TokenTransfer(TokenCodec(info.vocabulary, info.vocabulary_size), MSGPACK in info.media_types)
                 self._capabilities = msgspec.structs.replace(self._capabilities, pre_copy="append")
-        if not isinstance(self._declared, Capabilities):  # single abilities stay as they were declared
+        if not isinstance(self._declared, Capabilities):  # single capabilities stay as declared
             self._capabilities = with_declared(self._capabilities, self._declared)
 
     def _record_refusal(self, error: EndpointStatusError, call: StreamCall, changes: dict[str, str]) -> bool:
-        """Record what a refusal is about; return True if the request should be sent again in another form.
+        """Record what a refusal is about; return True if the request should be resent in another form.
 
-        The server may have another model by now, or be reached through a gateway that reads JSON alone.
+        The server may have changed its model, or be behind a gateway that only reads JSON.
 
         Args:
             error: the refusal.
             call: the request that was refused.
-            changes: what this request was sent without, by form, as sentences; added to.
+            changes: what was left out of this request, by form, as sentences; this adds to it.
         """
         transfer = self._transfer
         if transfer is not None and error.status == 400 and PACKED_FIELD in error.body:
@@ -400,7 +400,7 @@ class OpenAIEndpoint:
             changes["MessagePack"] = f"begun answers go in JSON, because MessagePack was refused ({error.status})"
             return True
         if transfer is not None and is_client_error(error.status) and changes.pop("MessagePack", ""):
-            # JSON is refused as well: the form was not the reason.
+            # JSON is refused as well, so the form wasn't the reason.
             self._transfer = msgspec.structs.replace(transfer, is_binary=True)
         if call.strips_logprobs and "logprobs" in error.body:
             self._dialect.has_logprobs = False
@@ -415,7 +415,7 @@ class OpenAIEndpoint:
             changes["logprobs"] = f"log-probabilities aren't asked for any more, because a request for them was refused ({error.status})"
             return True
         if changes.pop("logprobs", ""):
-            self._dialect.has_logprobs = True  # it is refused without them as well: they were not the reason
+            self._dialect.has_logprobs = True  # it is refused without them as well, so they weren't the reason
         return False
 
     async def _prepare(self, request: Request) -> StreamCall:
@@ -432,7 +432,7 @@ class OpenAIEndpoint:
             return self._build_call(*await self._continue(request, partial))
         packed = self._build_call(self._transfer.pack(request, partial), is_binary=self._transfer.is_binary)
         if request.prompt_ids is not None or not split_trailing_whitespace(partial.text)[0]:
-            return packed  # a text can't follow ids, and a text of whitespace would not be sent
+            return packed  # a text can't follow ids, and a text of whitespace wouldn't be sent
         return smaller(packed, self._build_call(*await self._continue(request, partial)))
 
     async def _continue(self, request: Request, partial: Partial) -> tuple[Request, str]:
@@ -444,7 +444,7 @@ class OpenAIEndpoint:
         return hand_over(request, partial, self._capabilities)
 
     def _build_call(self, request: Request, held_whitespace: str = "", *, is_binary: bool = False) -> StreamCall:
-        """Return the HTTP request; ``is_binary``: with a body in MessagePack, if its values have a form there."""
+        """Return the HTTP request. ``is_binary``: True for a body in MessagePack, if its values can be encoded that way."""
         is_answer, request = not request.prefill_only, self._dialect.fit(request)
         model = request.model or self.model
         if asks := self._asks_for_logprobs(request):
@@ -473,25 +473,25 @@ class OpenAIEndpoint:
             raise ConfigError(f"request: expected values that JSON has a form for, got {exc}") from exc
 
     def _asks_for_logprobs(self, request: Request) -> bool:
-        """Return True if log-probabilities are asked for that the caller doesn't get; llama.cpp's server refuses them beside tools."""
+        """Return True to request log-probabilities that the caller doesn't see; llama.cpp's server refuses them together with tools."""
         if request.prefill_only or not request.is_graded or self.api != "chat" or request.prompt_ids is not None:
             return False
         is_plain = not any(request.extra.get(name) for name in ("logprobs", "tools", "functions"))
         return self._dialect.has_logprobs and is_plain and (request.extra.get("n") or 1) == 1
 
     def _takes_ids(self, request: Request, partial: Partial) -> bool:
-        """Return True if, for this request, template and vocabulary of the server are those of the local model."""
+        """Return True if, for this request, the server has the same template and vocabulary as the local model."""
         capabilities = self._capabilities
         is_same = capabilities.takes_token_ids and capabilities.vocabulary is not None and capabilities.vocabulary == partial.vocabulary
         return is_same and request.prompt_ids is None and request.model in {None, self.model}
 
     def _extra(self, request: Request) -> Mapping[str, Any]:
-        """Return further fields; token ids are asked for if another endpoint may understand them."""
+        """Return the additional fields; token ids are requested if another endpoint may understand them."""
         provider, logprobs = self._address.provider, request.extra.get("logprobs")
         if self._capabilities.vocabulary is None or not provider.has_token_ids:
             return request.extra
         if self._transfer is not None and self._transfer.is_binary and (logprobs is None or logprobs is False):
-            return request.extra  # an answer in MessagePack has ids, and no log-probabilities
+            return request.extra  # an answer in MessagePack has ids but no log-probabilities
         if provider.ids_precede_text and (request.sampling.stop or request.extra.get("stop")):
             return request.extra
         return {"return_token_ids": True, **request.extra}
@@ -519,15 +519,15 @@ class OpenAIEndpoint:
     def _build_chat(
         self, messages: Sequence[Message], request: Request, model: str, extra: Mapping[str, Any]
     ) -> tuple[CallApi, str, dict[str, Any]]:
-        """Return the API, its path and the body of a chat.
+        """Return the API, its path and the body for a chat.
 
         Raises:
-            ValueError: the API has no form for a message.
+            ValueError: the API can't represent a message.
         """
         if self.api == "responses":
             body = build_response_body(messages, model=model, sampling=request.sampling, extra=extra)
             options = extra.get("stream_options") or {}
-            if "include_obfuscation" in options:  # the only one that this API has
+            if "include_obfuscation" in options:  # the only option that this API has
                 body["stream_options"] = {"include_obfuscation": options["include_obfuscation"]}
             return self.api, "/responses", body
         dialect = self._dialect
@@ -542,22 +542,22 @@ class OpenAIEndpoint:
         return "chat", "/chat/completions", body
 
     async def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Return the JSON of a path at the server's root, outside the API: to a POST if there is a body, else to a GET.
+        """Request a path below the server's root, outside the API, with a POST if there is a body or else a GET, and return the JSON.
 
         Raises:
-            EndpointError: there was no answer, an error status, or no JSON.
+            EndpointError: there was no response, an error status, or the body isn't JSON.
         """
         return await self._get_json(self._address.root_url(path), body)
 
     async def _get_json(self, url: str, body: Mapping[str, Any] | None = None, *, redirects: bool = True) -> Any:
-        """Return a small JSON answer: to a POST if there is a body, else to a GET; see ``HttpClient.get_json``."""
+        """Return a small JSON response to a POST if there is a body, or else a GET; see ``HttpClient.get_json``."""
         headers = merge_headers(await self._key_headers({}), self._headers)
         sent = None if body is None else encode_request(body)
         limit = self._limits.event_bytes
         return await self._client.get_json(parse_url(url), headers=headers, body=sent, max_bytes=limit, redirects=redirects)
 
     async def _key_headers(self, given: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the header with the key, unless the caller's headers have one of that name: then no key is asked for."""
+        """Return the header with the key. If the caller's headers already have that header, the key isn't asked for."""
         name = self._key_header or self._address.provider.key_header
         if name.lower() in self._own_headers or has_header(given, name):
             return {}
@@ -565,7 +565,7 @@ class OpenAIEndpoint:
 
 
 def _with_limit(request: Request, kind: Kind) -> Request:
-    """Return the request with its limit for servers as the limit of the answer, if it has no other."""
+    """Return the request with its limit for servers as the limit of the answer, if it has no other limit."""
     if request.server_limit is None or request.sampling.max_tokens is not None or kind != "server":
         return request
     return msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, max_tokens=request.server_limit))

@@ -2,7 +2,7 @@
 
 Opening (connecting, waiting for the head, retrying) runs in a task, so that a cancelled ``receive`` loses nothing. From then on ``receive``
 reads the socket itself: one network read, one parse, one event. Chunks before the first content (role, prompt filters) are held back until
-it comes. Until then a failed request can be sent again, because the reader has seen nothing.
+it arrives. Until then a failed request can be retried, because the reader has seen nothing.
 """
 
 from __future__ import annotations
@@ -51,30 +51,30 @@ __all__ = ["CallApi", "StreamCall", "OpenAIStream"]
 CallApi = Literal["chat", "completions", "responses", "messages"]
 Parser = ChatStreamParser | MsgpackStreamParser | EventStreamParser
 
-_MAX_HELD = 16_384  # chunks before the first content: keep-alives of an hour, and some MB
-_ERROR_BYTES = 64 << 10  # read of an error's body
-_MAX_REFINEMENTS = 3  # of one request: each optional field once
-_EOF_GRACE = 0.02  # seconds the end of the stream is held for the last bytes, so that the next request finds the connection free
+_MAX_HELD = 16_384  # chunks before the first content: an hour of keep-alives, and a few MB
+_ERROR_BYTES = 64 << 10  # bytes read of an error's body
+_MAX_REFINEMENTS = 3  # per request: once for each optional field
+_EOF_GRACE = 0.02  # seconds that the end of the stream waits for the last bytes, so that the next request finds the connection free
 _USUAL_FIRST_TOKEN = Timeouts().first_token
-_WHOLE_ANSWER = 600.0  # seconds for an answer that isn't streamed, if the limit on the first token is the usual one; as OpenAI's SDK has it
+_WHOLE_ANSWER = 600.0  # seconds for an answer that isn't streamed, if the first-token limit is the default; the same as in OpenAI's SDK
 _END_GRACE = 5.0  # seconds for usage and [DONE] after the last finish_reason; some servers send neither and keep the socket open
-_NOT_BEGUN = ChatStreamParser()  # of streams without an answer yet; nobody feeds it
+_NOT_BEGUN = ChatStreamParser()  # for streams without an answer so far; it is never fed
 
 
 class StreamCall(Struct, frozen=True):
     """An HTTP request for a stream.
 
     Args:
-        url: where the request goes.
-        headers: sent with it.
-        body: JSON, or what the headers say.
+        url: the request's URL.
+        headers: the request's headers.
+        body: JSON, or the type that the headers say.
         api: the API that body and answer belong to.
-        held_whitespace: whitespace that the server was not shown and will write again; "": none.
-        codec: unpacks the ids of an answer in MessagePack, which the headers accept; None: they don't.
-        choices: number of choices that it asks for.
-        unstreamed: what the server doesn't stream, for which the request asks for a whole answer; "": it asks for a stream.
-        is_graded: log-probabilities are read from the answer, to tell how sure the model was.
-        strips_logprobs: the caller hasn't asked for them, and doesn't get them.
+        held_whitespace: whitespace that the server wasn't shown and will write again, or "".
+        codec: unpacks the ids of a MessagePack answer; None if the headers don't accept MessagePack.
+        choices: number of choices requested.
+        unstreamed: what the server can't stream, so that the request asks for a whole answer, or "" if it asks for a stream.
+        is_graded: True to read log-probabilities from the answer, which show how sure the model was.
+        strips_logprobs: True to remove them from the answer, because the caller hasn't requested them.
     """
 
     url: URL
@@ -90,13 +90,13 @@ class StreamCall(Struct, frozen=True):
 
 
 class _Opener:
-    """Sends one stream's request, again if that may help; owned by ``OpenAIStream``.
+    """Sends one stream's request, and retries if that may help; owned by ``OpenAIStream``.
 
     Args:
-        client: a client that may not be started yet.
-        prepare: builds the call; called again for each try.
-        refine: called with each error status and its call; returns True if ``prepare`` will now build a call that avoids it.
-        retries: the retries of this request.
+        client: the HTTP client, which may not be started yet.
+        prepare: builds the call; called for each attempt.
+        refine: called with each error status and its call; returns True if ``prepare`` will now build a call that avoids the error.
+        retries: decides on the retries of this request.
         timeouts: ``connect``, in seconds.
     """
 
@@ -118,22 +118,22 @@ class _Opener:
         self._prepare = prepare
         self._refine = refine
         self.changes: Mapping[str, str] = {}
-        """What the request was sent without after a refusal, as sentences; ``refine`` adds to it."""
+        """What was left out of the request after a refusal, as sentences; ``refine`` adds to it."""
         self._retries = retries
         self._refined = 0
         self.call: StreamCall | None = None
-        """The last try; None: there was none."""
+        """The last attempt's call, or None before the first."""
         self.on_retry: OnRetry | None = None
 
     async def open(self, wait: float, watchdog: Watchdog) -> tuple[aiohttp.ClientResponse, StreamCall]:
-        """Try until an answer begins; return it with the call that it answers.
+        """Try until an answer begins; return the response and the call that it belongs to.
 
         Args:
-            wait: seconds before the first try.
-            watchdog: measures each try; suspended in the waits between them.
+            wait: seconds before the first attempt.
+            watchdog: limits the time of each attempt; suspended while waiting between them.
 
         Raises:
-            EndpointError: no further try may help.
+            EndpointError: another attempt wouldn't help.
         """
         while True:
             if wait:
@@ -155,7 +155,7 @@ class _Opener:
             return response, call
 
     def next_wait(self, error: EndpointError) -> float | None:
-        """Return the seconds to wait before the next try after this error. None: give up."""
+        """Return the seconds to wait after this error before the next attempt, or None to give up."""
         call, can_refine = self.call, self._refined < _MAX_REFINEMENTS
         if isinstance(error, EndpointStatusError) and call is not None and can_refine and self._refine(error, call):
             self._refined += 1
@@ -168,7 +168,7 @@ class _Opener:
         return wait
 
     async def _check(self, response: aiohttp.ClientResponse) -> None:
-        """Raise unless the status is 2xx. Whether the body is a stream, JSON or a page, the parser sees; headers are often wrong."""
+        """Raise unless the status is 2xx. The parser finds out whether the body is a stream, JSON or a page, as headers are often wrong."""
         if 200 <= response.status < 300:
             return
         body = await self._client.read(response, _ERROR_BYTES)
@@ -182,8 +182,8 @@ class _End:
     """How a stream ended.
 
     Args:
-        outcome: what the last ``receive`` gives or raises.
-        settled: done when the connection is back in the pool; None: it is, or it was closed.
+        outcome: what the last ``receive`` returns or raises.
+        settled: done when the connection is back in the pool; None if it already is, or was closed.
     """
 
     __slots__ = ("_was_given", "outcome", "settled")
@@ -197,8 +197,8 @@ class _End:
         """Return the end the first time.
 
         Raises:
-            Exception: the stream failed with it.
-            StreamConsumed: the end was given before.
+            Exception: the error that the stream failed with.
+            StreamConsumed: the end was already returned.
         """
         if isinstance(self.outcome, Exception):
             raise self.outcome
@@ -209,7 +209,7 @@ class _End:
 
 
 class OpenAIStream:
-    """One answer of a server; see ``EndpointStream``. Made by ``OpenAIEndpoint.open``.
+    """One answer from a server; see ``EndpointStream``. Created by ``OpenAIEndpoint.open``.
 
     Args:
         name: the endpoint's name.
@@ -249,21 +249,21 @@ class OpenAIStream:
         self._content: aiohttp.StreamReader | None = None
         self._parser: Parser = _NOT_BEGUN
         self._boundary = BoundaryWhitespace()
-        self._held: list[ChatCompletionChunk] | None = []  # chunks before the first content; None: it has come
+        self._held: list[ChatCompletionChunk] | None = []  # chunks before the first content; None once it has arrived
         self._is_complete = False
-        self._is_settled = False  # what goes on with the answer goes to the reader as it is
+        self._is_settled = False  # True once chunks that continue the answer are passed on unchanged
         self._is_reading = False
         self._is_closed = False
         self._expired: EndpointTimeoutError | None = None
         self._end: _End | None = None
 
     async def receive(self) -> TokensReceived | StreamEnded:
-        """Wait for the next tokens or the end; one network read gives one event. Cancelling loses nothing.
+        """Wait for the next tokens or the end; one network read becomes one event. Cancelling loses nothing.
 
         Raises:
             EndpointError: the answer failed; ``partial`` is the text so far.
             StreamClosed: the stream was cancelled.
-            StreamConsumed: the stream has ended before.
+            StreamConsumed: the stream has already ended.
             ConcurrentRead: another task is waiting here.
         """
         if self._is_reading:
@@ -279,9 +279,9 @@ class OpenAIStream:
                 self._watchdog.resume()
                 try:
                     data = await content.readany()
-                except Exception as exc:  # noqa: BLE001  translated below; what was read before it is parsed first
+                except Exception as exc:  # noqa: BLE001  translated below; data read before it is parsed first
                     failure = exc
-                    # aiohttp keeps what came before the error, but every public call raises the error first.
+                    # aiohttp keeps the data from before the error, but every public call raises the error first.
                     data = content._read_nowait(-1)
                 finally:
                     self._watchdog.pause()
@@ -301,10 +301,10 @@ class OpenAIStream:
             self._is_reading = False
 
     async def cancel(self) -> None:
-        """Close the connection and wait until it is closed, ``timeouts.cancel`` seconds at most; safe at any time, idempotent.
+        """Close the connection and wait until it is closed, at most ``timeouts.cancel`` seconds; safe at any time, idempotent.
 
-        A ``receive`` that waits in another task raises ``StreamClosed``. After a proper end this does nothing, because the connection is
-        back in the pool already.
+        A ``receive`` waiting in another task raises ``StreamClosed``. After a proper end this does nothing, because the connection is
+        already back in the pool.
         """
         self._is_closed = True
         self._watchdog.stop()
@@ -319,7 +319,7 @@ class OpenAIStream:
 
     @property
     def on_retry(self) -> OnRetry | None:
-        """Called before the request is sent again; see ``watch_retries``. None: nobody wants to know."""
+        """Callback before the request is retried, or None; see ``watch_retries``."""
         return self._opener.on_retry
 
     @on_retry.setter
@@ -328,7 +328,7 @@ class OpenAIStream:
 
     @property
     def changes(self) -> Mapping[str, str]:
-        """What the request was sent without; see ``changes_of``."""
+        """What was left out of the request; see ``changes_of``."""
         changes, call = self._opener.changes, self._opener.call
         if call is not None and call.unstreamed:
             changes = {**changes, "stream": f"the answer came whole, because the server doesn't stream {call.unstreamed}"}
@@ -342,7 +342,7 @@ class OpenAIStream:
         return self._watchdog.idle
 
     def charge(self, seconds: float) -> None:
-        """Count seconds of a pause towards the limit on the whole answer."""
+        """Count seconds of a pause towards the limit for the whole answer."""
         self._watchdog.charge(seconds)
 
     def written(self) -> Written:
@@ -374,7 +374,7 @@ class OpenAIStream:
             self._fail(error)
 
     async def _open(self, wait: float) -> None:
-        """Let an answer begin, or raise why none does."""
+        """Wait until an answer begins, and set the stream up to read it."""
         response, call = await self._opener.open(wait, self._watchdog)
         self._parser = self._make_parser(call, response.headers.get("Content-Type", ""))
         self._boundary = BoundaryWhitespace(call.held_whitespace)
@@ -393,7 +393,7 @@ class OpenAIStream:
     # Reading
 
     def _take(self, data: bytes, chunks: list[ChatCompletionChunk], failure: Exception | None) -> TokensReceived | None:
-        """Take the chunks of one read's bytes. None: there is nothing for the reader yet."""
+        """Process the chunks in one read's bytes; return None if there is nothing for the reader yet."""
         parser = self._parser
         tokens = parser.tokens if data else 0
         self._watchdog.feed(has_content=bool(data) and parser.has_progress)
@@ -406,7 +406,7 @@ class OpenAIStream:
         elif not data:
             chunks, tokens = self._close_parser()
         elif (parser.ends.has_reason or self._is_complete) and parser.is_complete != self._is_complete:
-            self._is_complete = not self._is_complete  # what comes after a finish reason takes it back
+            self._is_complete = not self._is_complete  # content after a finish reason cancels it
             if self._is_complete:
                 self._watchdog.expect_end(_END_GRACE)
         return self._release(chunks, tokens)
@@ -420,7 +420,7 @@ class OpenAIStream:
                 chunks = held + chunks
             has_begun = _has_begun(chunks, tokens)
             if not has_begun and (self._end is None or isinstance(self._end.outcome, Exception)):
-                self._held = [] if self._content is None else chunks  # None: this try has failed
+                self._held = [] if self._content is None else chunks  # None means that this attempt has failed
                 return None
             self._held = None if has_begun else []
         if not chunks:
@@ -436,13 +436,13 @@ class OpenAIStream:
         try:
             chunks = self._parser.close(is_proper=self._response is None or _has_length(self._response.headers))
         except EndpointError as error:
-            self._handle_answer_error(error, has_begun=False)  # what the end would have completed is never returned
+            self._handle_answer_error(error, has_begun=False)  # the chunks that the end would have completed are never returned
             return [], 0
         self._finish()
         return chunks, self._parser.tokens
 
     def _handle_read_error(self, failure: Exception, *, has_begun: bool) -> list[ChatCompletionChunk]:
-        """End the stream after a failed read: the connection was lost or closed, or a time limit is over. Return what was still held."""
+        """End the stream after a failed read: the connection was lost or closed, or a time limit was exceeded. Return chunks still held."""
         if self._is_closed:
             raise StreamClosed(f"{self._name}: expected an open stream, got a receive while it was cancelled")
         parser = self._parser
@@ -463,7 +463,7 @@ class OpenAIStream:
         return []
 
     def _handle_answer_error(self, error: EndpointError, *, has_begun: bool) -> None:
-        """End the stream after a failed answer, or send the request again if the reader has seen nothing, and now sees nothing."""
+        """End the stream after a failed answer, or retry the request if the reader has seen nothing so far."""
         if self._held is not None and not has_begun:
             wait = self._opener.next_wait(error)
             if wait is not None:
@@ -497,7 +497,7 @@ class OpenAIStream:
         self._on_over(self)
 
     def _expire(self, error: EndpointTimeoutError) -> None:
-        """End the waiting because a time limit is over; ``receive`` then finds the error."""
+        """End the waiting because a time limit was exceeded; ``receive`` then finds the error."""
         error.endpoint = self._name
         self._expired = error
         if self._opening is not None:
@@ -521,10 +521,10 @@ class OpenAIStream:
 
 
 def _has_begun(chunks: list[ChatCompletionChunk], tokens: int) -> bool:
-    """Return True if chunks hold anything of the answer."""
+    """Return True if chunks contain any part of the answer."""
     return tokens > 0 or any(has_output(choice.delta) for chunk in chunks for choice in chunk.choices)
 
 
 def _has_length(headers: Mapping[str, str]) -> bool:
-    """Return True if a body ends where its server wanted; without these headers it ends when the connection closes, for whatever reason."""
+    """Return True if the headers say where the body ends; without them it ends when the connection closes, for whatever reason."""
     return "Content-Length" in headers or "chunked" in headers.get("Transfer-Encoding", "").lower()

@@ -1,7 +1,7 @@
-"""Decide whether and when a request is tried again after an error; nothing is done here.
+"""Decides whether and when a request is retried after an error, but doesn't retry it.
 
-Only failures before the first content come here. After it a retry would show the reader text twice and break tool-call JSON. The race
-then continues with another endpoint.
+Only failures before the first content come here. After it, a retry would show the reader text twice and break tool-call JSON; instead, the
+race continues with another endpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from streamco.errors import EndpointConnectError, EndpointError, EndpointProtoco
 
 __all__ = ["Backoff", "Retries", "is_transient"]
 
-_MAX_DOUBLINGS = 60  # of the backoff; more would overflow a float in the end
+_MAX_DOUBLINGS = 60  # of the backoff; more would eventually overflow a float
 _TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
 # A 429 of these kinds lasts until the account is paid (OpenAI error codes guide).
 _LASTING = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
@@ -24,9 +24,9 @@ _LASTING = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_act
 def is_transient(error: EndpointError) -> bool:
     """Return True if the same request may succeed a little later.
 
-    Yes: no connection, the connect limit, 408, 409, 425, 429, 5xx (529 included), an answer cut before its first content.
-    No: other 4xx, a used-up quota, a certificate that is not trusted, a server that was silent for the whole first-token limit, because
-    waiting as long again helps no reader. Nor an answer of another API.
+    Yes: no connection, the connect limit, 408, 409, 425, 429, 5xx (529 included), an answer cut off before its first content.
+    No: other 4xx, an exhausted quota, an untrusted certificate, an answer from a different API, and a server that was silent for the whole
+    first-token limit, because waiting as long again doesn't help the reader.
     """
     match error:
         case EndpointStatusError(status=status, body=body):
@@ -42,7 +42,7 @@ def is_transient(error: EndpointError) -> bool:
 
 
 class Retries:
-    """The retries of one request.
+    """Decides on the retries of one request.
 
     Args:
         policy: number of retries, and their waits.
@@ -57,15 +57,15 @@ class Retries:
         self._retries = 0
 
     def forbid(self) -> None:
-        """Allow no further retry, because the server said that it would fail again."""
+        """Allow no more retries, because the server said that they would fail."""
         self._retries = self._policy.attempts
 
     def next_wait(self, error: EndpointError) -> float | None:
-        """Return the seconds to wait before the next try after this transient error. None: give up.
+        """Return the seconds to wait after this transient error before the next attempt, or None to give up.
 
-        The server's own ``retry_after`` is followed. If it is longer than ``longest_wait``, the request fails now, because an earlier try
-        would fail too. Without it, the wait is exponential backoff with full jitter: uniform in [0, backoff * 2^n] (M. Brooker, AWS
-        Architecture Blog, 2015).
+        A ``retry_after`` from the server is followed. If it is longer than ``longest_wait``, the request fails now, because an earlier
+        attempt would fail too. Otherwise the wait is exponential backoff with full jitter: uniform in [0, backoff * 2^n] (M. Brooker,
+        AWS Architecture Blog, 2015).
         """
         policy = self._policy
         if self._retries >= policy.attempts:
@@ -78,11 +78,11 @@ class Retries:
         return self._rng.uniform(0.0, ceiling) if retry_after is None else retry_after
 
 
-_MAX_RETRY_AFTER = 60.0  # seconds; a server that asks for a longer wait is tried after this one
+_MAX_RETRY_AFTER = 60.0  # seconds; a server that asks for a longer wait is retried after this long
 
 
 class Backoff:
-    """Waits between tries to connect: exponential, with full jitter; the first try comes at once.
+    """Computes the waits between attempts to connect: exponential with full jitter; the first attempt is immediate.
 
     Args:
         first: ceiling of the second wait, in seconds.
@@ -97,10 +97,10 @@ class Backoff:
         self._tries = 0
 
     def next_wait(self, retry_after: float | None = None) -> float:
-        """Return the seconds to wait before the next try.
+        """Return the seconds to wait before the next attempt.
 
         Args:
-            retry_after: seconds that the server asked for, followed up to a minute. None: it asked for nothing.
+            retry_after: seconds that the server asked for, followed up to a minute, or None.
         """
         self._tries += 1
         if retry_after is not None:

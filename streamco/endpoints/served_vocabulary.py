@@ -1,4 +1,4 @@
-"""The vocabulary of ``streamco serve``, for a client without a model: the client knows each token's text, and the server reads prompts."""
+"""The vocabulary of ``streamco serve`` for a client without a model: the client knows each token's text, the server reads prompts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["ServedVocabulary", "read_prompt"]
 
 
 class _Tokens(Struct):
-    """The answer to ``GET /vocabulary``."""
+    """The response to ``GET /vocabulary``."""
 
     vocabulary: str
     context_tokens: int
@@ -37,7 +37,7 @@ class ServedVocabulary:
         answer: the JSON of its ``GET /vocabulary``.
 
     Raises:
-        EndpointProtocolError: the answer is no vocabulary.
+        EndpointProtocolError: the response isn't a vocabulary.
     """
 
     def __init__(self, server: OpenAIEndpoint, answer: Any) -> None:
@@ -66,21 +66,21 @@ class ServedVocabulary:
 
     @classmethod
     async def read(cls, server: OpenAIEndpoint) -> Self:
-        """Return the vocabulary of a server that has started.
+        """Fetch the vocabulary of a server that has started.
 
         Raises:
-            EndpointError: the server doesn't tell it.
+            EndpointError: the server doesn't send it.
         """
         answer = await server.ask("/vocabulary")
         return await asyncio.to_thread(cls, server, answer)
 
     @property
     def info(self) -> ModelInfo:
-        """Name, vocabulary, context and end tokens; nothing is known of the model's shape."""
+        """Name, vocabulary, context and end tokens; the model's shape isn't known."""
         return self._info
 
     def detokenize(self, ids: Sequence[int]) -> bytes:
-        """Return the bytes of token ids, special tokens left out.
+        """Return the bytes of token ids, without special tokens.
 
         Raises:
             EndpointProtocolError: an id is outside the vocabulary.
@@ -90,16 +90,16 @@ class ServedVocabulary:
 
 
 async def read_prompt(server: OpenAIEndpoint, request: Request, *, vocabulary_size: int, within: float) -> list[int]:
-    """Return the ids of a request's prompt, which the server reads as for an answer of its own.
+    """Return the ids of a request's prompt as the server itself would read it.
 
     Args:
         server: a ``streamco serve`` that has started.
         request: the request.
         vocabulary_size: number of ids in the server's vocabulary.
-        within: seconds that the server may take.
+        within: time limit in seconds.
 
     Raises:
-        EndpointError: the server doesn't answer in time, or refuses the prompt.
+        EndpointError: the server doesn't respond in time, or rejects the prompt.
         EndpointProtocolError: an id is outside the vocabulary.
         UsageError: not exactly one of messages, prompt and prompt_ids.
     """
@@ -117,7 +117,7 @@ async def read_prompt(server: OpenAIEndpoint, request: Request, *, vocabulary_si
         raise EndpointTimeoutError(text, phase="connect", limit=within, endpoint=server.name) from None
     try:
         ids = find_ids(answer)
-    except EndpointProtocolError:  # which quotes the answer, and the answer may quote the prompt
+    except EndpointProtocolError:  # it quotes the response, which may quote the prompt
         raise EndpointProtocolError("/tokenize: expected a list of token ids, got none", endpoint=server.name) from None
     _check_ids("/tokenize", ids, vocabulary_size, server.name)
     return ids
@@ -129,7 +129,7 @@ def _check_ids(name: str, ids: Sequence[int], size: int, endpoint: str) -> None:
 
 
 def _why_unusable(told: _Tokens) -> str:
-    """Return what is wrong with a vocabulary; "": nothing."""
+    """Return what is wrong with a vocabulary, or ""."""
     size = len(told.tokens)
     if not size:
         return "expected at least one token, got none"

@@ -1,8 +1,8 @@
-"""A server's token ids, made by a local model that has the same vocabulary and chat template.
+"""Computes a server's token ids with a local model that has the same vocabulary and chat template.
 
-Stock servers take ids as a whole prompt only (``/v1/completions``). To hand a chat's answer over by ids, the chat has to become ids as
-well: exactly those that the server's own template would give. The local model renders them. A test decides if it may: both sides read the
-same sample first, and a server that reads it into other ids gets text.
+Stock servers accept ids only as a whole prompt (``/v1/completions``). To hand over a chat's answer by ids, the chat has to become ids as
+well: exactly the ids that the server's own template would produce. The local model computes them. A test decides whether it may: both sides
+first read the same sample, and a server that reads it as different ids is sent text.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from streamco.events import Partial
 __all__ = ["SAMPLE", "SharedTokenizer", "find_ids"]
 
 Post = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
-"""POSTs JSON to a path at the server's root and returns the answer's JSON."""
+"""POSTs JSON to a path below the server's root and returns the response's JSON."""
 
 SAMPLE = "Hello, world!  12345 + 6.78 = ?\n\n\tdef f(x): # naïve café\n日本語, العربية, Ελληνικά, 🦎🐈\u200d⬛ e\u0301"
 _CHAT = Request(
     messages=[{"role": "user", "content": SAMPLE}, {"role": "assistant", "content": "Go on."}, {"role": "user", "content": "And so on?"}]
 )
 _TEXT = Request(prompt=SAMPLE)
-_IN_BOTH_APIS = {  # fields that mean the same in the chat and in the completions API
+_IN_BOTH_APIS = {  # fields that mean the same in the chat and the completions API
     "cache_salt",
     "frequency_penalty",
     "ignore_eos",
@@ -58,15 +58,15 @@ class SharedTokenizer:
         self._model = model
 
     async def compare(self, post: Post, api: TokenizeApi, *, model: str, is_chat: bool) -> tuple[str, int] | None:
-        """Return fingerprint and size of the vocabulary if the server reads the sample as the local model does, else None.
+        """Return the fingerprint and size of the vocabulary if the server and the local model read the sample alike, or else None.
 
         Loads the device.
 
         Args:
-            post: reaches the server.
-            api: the server's API that gives the ids of a prompt.
+            post: sends a request to the server.
+            api: the server's API that returns the ids of a prompt.
             model: the model's name at the server.
-            is_chat: compare the chat template as well.
+            is_chat: True to compare the chat template as well.
 
         Raises:
             EndpointError: the server doesn't say, or the device can't be loaded.
@@ -76,18 +76,18 @@ class SharedTokenizer:
         try:
             here = await asyncio.to_thread(_read, engine, sample)
         except EngineError:
-            return None  # there is no chat template, or it refuses the sample: nothing to compare
+            return None  # there is no chat template, or it rejects the sample: nothing to compare
         there = await _READERS[api](post, model, sample)
         return (engine.info.vocabulary, engine.info.vocabulary_size) if here == there else None
 
     async def hand_over(self, request: Request, partial: Partial, *, context_tokens: int | None) -> Request | None:
-        """Return the request as a prompt of ids, with the answer's beginning after them. None: text has to be sent.
+        """Return the request as a prompt of ids followed by the answer's beginning, or None if text has to be sent.
 
         Args:
             request: the request without its ``partial``.
             partial: the answer's beginning.
-            context_tokens: size of the server's context. It bounds an answer without a limit, because the completions API has a small
-                limit of its own. None: not known.
+            context_tokens: size of the server's context, or None if not known. It limits an answer without a limit, because the
+                completions API's default limit is small.
         """
         engine = self._engine()
         if engine is None or not partial.ids or partial.vocabulary != engine.info.vocabulary or not _is_plain(request):
@@ -95,7 +95,7 @@ class SharedTokenizer:
         try:
             return await asyncio.to_thread(_extend, engine, request, partial.ids, context_tokens)
         except EngineError:
-            return None  # the template refused these messages, or the engine was closed: the server may still continue text
+            return None  # the template rejected these messages, or the engine was closed; the server may still continue text
 
     def _engine(self) -> Engine | None:
         return self._model.engine if isinstance(self._model, DeviceEndpoint) else self._model
@@ -122,27 +122,27 @@ def _extend(engine: Engine, request: Request, ids: tuple[int, ...], context_toke
 
 
 def _read(engine: Engine, request: Request) -> list[int]:
-    """Return a prompt's ids as servers read it: control tokens in a text are control tokens."""
+    """Return a prompt's ids as servers read it: control tokens in a text are treated as control tokens."""
     if request.prompt is not None:
         return engine.tokenize(request.prompt, special=True, bos=True)
     return request_ids(engine, request)
 
 
 def _is_plain(request: Request) -> bool:
-    """Return True if the request needs nothing that only the chat API has: tools, images, a template's own options."""
+    """Return True if the request needs nothing that only the chat API has: tools, images, template options."""
     if request.extra.keys() - _IN_BOTH_APIS:
         return False
     return all(message.keys() <= {"role", "content"} and isinstance(message.get("content"), str) for message in request.messages or ())
 
 
 async def _read_by_tokenize(post: Post, model: str, sample: Request) -> list[int]:
-    """Return the sample's ids by vLLM's API: ``/tokenize`` renders messages itself."""
+    """Return the sample's ids from vLLM's API: ``/tokenize`` renders messages itself."""
     fields = {"messages": sample.messages} if sample.prompt is None else {"prompt": sample.prompt}
     return find_ids(await post("/tokenize", {"model": model, **fields}))
 
 
 async def _read_by_apply_template(post: Post, model: str, sample: Request) -> list[int]:
-    """Return the sample's ids by the API of llama.cpp's server: one path renders, another tokenises."""
+    """Return the sample's ids from llama.cpp's server: one path renders, another tokenises."""
     text = sample.prompt
     if text is None:
         answer = await post("/apply-template", {"model": model, "messages": sample.messages})
@@ -153,7 +153,7 @@ async def _read_by_apply_template(post: Post, model: str, sample: Request) -> li
 
 
 def find_ids(answer: Any) -> list[int]:
-    """Return the ids in an answer to ``/tokenize``."""
+    """Return the ids in a response to ``/tokenize``."""
     ids = answer.get("tokens") if isinstance(answer, dict) else None
     if not isinstance(ids, list) or not all(type(token) is int for token in ids):
         raise EndpointProtocolError(f"/tokenize: expected a list of token ids, got {str(answer)[:80]!r}")

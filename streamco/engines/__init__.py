@@ -1,4 +1,4 @@
-"""Compute shells: a thread that owns a model. What a program needs of them is here."""
+"""Engines: each runs a model in a thread. The names that a program needs from them are exported here."""
 
 from __future__ import annotations
 

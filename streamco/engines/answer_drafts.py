@@ -1,9 +1,9 @@
-"""Drafts of an engine's own answers: proposals that its next batch verifies beside the answers' next tokens (DSD's fused mode).
+"""Drafts for an engine's own answers: proposals that its next batch verifies along with the answers' next tokens (DSD's fused mode).
 
-Each row of the batch is drawn as always, so an answer is what it would be without drafts, also if it is sampled: a draft token that is
-not the one drawn is forgotten, with those after it. What a batch takes is known from the engine's price list, and how often proposals are
-right is learned, also from those that weren't verified. What drafts really give is measured, and decides whether there are any. All of this
-belongs to the engine's thread.
+Each row of the batch is drawn as usual, so an answer is what it would be without drafts, even if it is sampled: a draft token that differs
+from the drawn one is dropped, with those after it. The engine's price list says how long a batch takes. How often proposals are right is
+learned, also from those that weren't verified. What drafts really gain is measured, and decides whether there are any. All of this belongs
+to the engine's thread.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from streamco.profiles.row_costs import RowCosts
 __all__ = ["BatchDrafts", "DraftSource", "LookupSource", "Proposal"]
 
 LONGEST = 15
-"""Most draft tokens of an answer in a batch."""
+"""Maximum number of an answer's draft tokens in a batch."""
 
 _MEMORY = 0.98  # weight of an event after the next one
-_PRIOR_EVENTS = 4.0  # that ``match_confidence`` counts for
-_PIECE = 1024  # tokens of a text that are looked through beside a batch, in a millisecond
-_FIRST_GAIN = 1.2  # tokens a second with drafts by those without, until it is known
+_PRIOR_EVENTS = 4.0  # as which ``match_confidence`` counts
+_PIECE = 1024  # tokens of a text that are searched per batch, in a millisecond
+_FIRST_GAIN = 1.2  # ratio of tokens per second with drafts to those without, until it is known
 _GAIN_WEIGHT = 0.05  # of a batch
-_REFRESH = 32  # batches with drafts, after which one has none, so that the time of those is known
-_ODD = 4.0  # a batch without drafts counts as this many times the list's seconds at most, and as a fourth at least: it was disturbed
-_TRIALS = 0.01  # of the time that may be lost to see whether drafts pay again, while it looks as if they didn't
-_MOST_TRIALS = 4.0  # batches' time of that which is kept
-_TRIAL = 4  # tokens of a draft that is such a trial
+_REFRESH = 32  # batches with drafts after which one has none, to measure the time without
+_ODD = 4.0  # a batch without drafts counts as a fourth to four times the list's seconds: beyond that it was disturbed
+_TRIALS = 0.01  # share of the time that may be lost to see whether drafts pay again, while it looks as if they didn't
+_MOST_TRIALS = 4.0  # how many batches' worth of that time may be saved up
+_TRIAL = 4  # tokens of a trial draft
 
 
 class Proposal(Struct, frozen=True):
@@ -44,8 +44,8 @@ class Proposal(Struct, frozen=True):
 
     Args:
         tokens: their ids.
-        chances: that each and all before it are accepted, 0..1.
-        evidence: what speaks for each: its probability at a draft model, or how many tokens before it were the same.
+        chances: for each token, the chance that it and all before it are accepted, 0..1.
+        evidence: the evidence for each: its probability at a draft model, or how many tokens before it were the same.
     """
 
     tokens: Sequence[int] = ()
@@ -54,36 +54,36 @@ class Proposal(Struct, frozen=True):
 
 
 class DraftSource(Protocol):
-    """Where proposals come from."""
+    """A source of proposals."""
 
     @property
     def acceptance(self) -> float | None:
-        """Chance that a proposed token is accepted if all before it are; None: proposals take no time, so they are made in any case."""
+        """Chance that a proposed token is accepted if all before it are; None if proposals take no time and so are always made."""
         ...
 
     def step(self, answers: int) -> float:
-        """Return the seconds in which one token of each of so many answers is proposed."""
+        """Return the seconds that proposing one token for each of this many answers takes."""
         ...
 
     def propose(self, answers: Sequence[RunningGeneration], longest: int, token_seconds: float) -> list[Proposal]:
         """Return a proposal for each answer.
 
         Args:
-            answers: those in the next batch.
-            longest: most tokens of each.
-            token_seconds: what a token takes without drafts, which one more must be worth.
+            answers: the answers in the next batch.
+            longest: maximum number of tokens for each.
+            token_seconds: seconds that a token takes without drafts, which each additional one must be worth.
 
         Raises:
-            EngineError: it can't propose any more.
+            EngineError: it can no longer propose anything.
         """
         ...
 
     def record(self, answer: RunningGeneration, proposal: Proposal, right: int, *, is_wrong: bool) -> None:
-        """Learn that the first ``right`` tokens of a proposal were drawn; ``is_wrong``: the next one wasn't, else it is not known."""
+        """Learn that the first ``right`` tokens of a proposal were drawn; ``is_wrong``: the next one wasn't; otherwise that's unknown."""
         ...
 
     def forget(self, answer: RunningGeneration) -> None:
-        """Drop what is kept of an answer."""
+        """Discard what was kept for an answer."""
         ...
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class DraftSource(Protocol):
 
 
 class LookupSource:
-    """Proposes what followed the answer's last tokens when they stood before, in its prompt or in itself."""
+    """Proposes what followed an earlier occurrence of the answer's last tokens, in its prompt or in the answer itself."""
 
     acceptance = None
 
@@ -101,11 +101,11 @@ class LookupSource:
         self._accepted = [DecayedRatio(_MEMORY, match_confidence(length), _PRIOR_EVENTS) for length in range(LONGEST_MATCH + 1)]
 
     def step(self, answers: int) -> float:
-        """Return the seconds of a step: none."""
+        """Return the seconds of a step, which takes no time."""
         return 0.0
 
     def propose(self, answers: Sequence[RunningGeneration], longest: int, token_seconds: float) -> list[Proposal]:
-        """Return what stood after the longest match of each answer's last tokens; nothing while its prompt isn't looked through."""
+        """Return what followed the longest match of each answer's last tokens, or nothing until its prompt has been searched."""
         return [self._propose(answer, longest) for answer in answers]
 
     def _propose(self, answer: RunningGeneration, longest: int) -> Proposal:
@@ -117,14 +117,14 @@ class LookupSource:
         text.extend(ids[len(text) : len(text) + _PIECE])
         if len(text) < len(ids):
             return Proposal()
-        if len(text) == len(ids) and answer.next_token is not None:  # else it is there, because the last batch failed
+        if len(text) == len(ids) and answer.next_token is not None:  # otherwise it is already there, because the last batch failed
             text.extend([answer.next_token])
         tokens, match = text.continuation(longest)
         lengths = [min(match + place, LONGEST_MATCH) for place in range(len(tokens))]
         return Proposal(tokens, list(accumulate((self._accepted[length].value for length in lengths), mul)), lengths)
 
     def record(self, answer: RunningGeneration, proposal: Proposal, right: int, *, is_wrong: bool) -> None:
-        """Learn how often what follows a match of each length is right."""
+        """Learn how often the tokens after a match of each length are right."""
         for place in range(right + is_wrong):
             self._accepted[int(proposal.evidence[place])].record(float(place < right))
 
@@ -140,19 +140,19 @@ class LookupSource:
 class BatchDrafts:
     """Chooses the draft tokens of each batch.
 
-    Whether they pay is measured, for each number of answers: tokens a second with them, the time of proposals included, over those without.
-    While that is below 1, a hundredth of the time may be lost in batches that try whether it has changed.
+    Whether they pay is measured for each number of answers: the ratio of tokens per second with them, including the time of proposals, to
+    those without. While that is below 1, a hundredth of the time may be lost in batches that test whether it has changed.
 
     Args:
-        source: where proposals come from; closed by ``close``.
+        source: the source of proposals; ``close`` closes it.
         costs: seconds of a batch by its rows.
         most: rows of the largest batch.
-        longest: most draft tokens of an answer in a batch.
-        padding: rows that a batch has for each answer without drafts, beside the answer's own.
+        longest: maximum number of an answer's draft tokens in a batch.
+        padding: rows that a batch has for each answer without drafts, besides the answer's own.
         clock: seconds, monotonic.
 
     Attributes:
-        clock: as given.
+        clock: the given clock.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class BatchDrafts:
         self._longest = min(longest, LONGEST)
         self._padding = padding
         self.clock = clock
-        self._plain = Ewma(1.0, first_weight=1.0)  # seconds of batches without drafts, by the list's
+        self._plain = Ewma(1.0, first_weight=1.0)  # seconds of batches without drafts, relative to the list's
         self._since_plain = _REFRESH
         self._gains: dict[int, Ewma] = {}  # by the number of rows without drafts
         self._allowance = 0.0  # seconds that may be lost in trials
@@ -182,15 +182,15 @@ class BatchDrafts:
         self._accepted = 0
 
     def choose(self, answers: Sequence[RunningGeneration], rows: int, *, is_allowed: bool = True) -> list[Sequence[int]]:
-        """Return the draft tokens of each answer for the next batch, which has so many rows without them.
+        """Return the draft tokens of each answer for the next batch, which has ``rows`` rows without them.
 
         Args:
-            answers: those in the batch.
-            rows: their number, and that of other rows.
-            is_allowed: False: the batch must have no drafts.
+            answers: the answers in the batch.
+            rows: their number plus the number of other rows.
+            is_allowed: False if the batch must have no drafts.
 
         Raises:
-            EngineError: there can be no drafts any more.
+            EngineError: drafts are no longer possible.
         """
         self._began, self._rows, self._accepted, self._proposals, self._proposing = self.clock(), rows, 0, {}, 0.0
         most = self._most - self._padding * rows
@@ -207,7 +207,7 @@ class BatchDrafts:
         return [each.tokens[:count] for each, count in zip(found, taken, strict=True)]
 
     def _length(self, rows: int, most: int) -> int:
-        """Return the most draft tokens of an answer; 0: none, because it would not pay."""
+        """Return the maximum number of an answer's draft tokens, or 0 if drafts wouldn't pay."""
         gain = self._gains.get(rows)
         acceptance, seconds = self._source.acceptance, self._costs.seconds
         longest = self._longest
@@ -220,7 +220,7 @@ class BatchDrafts:
         return min(longest or _TRIAL, self._longest) if is_affordable else 0
 
     def end_batch(self, drafted: int) -> None:
-        """Record the batch, of which ``drafted`` rows were drafts, and its time since ``choose``, with what its drafts gave."""
+        """Record a batch with ``drafted`` rows of drafts: its time since ``choose``, and what its drafts gained."""
         seconds = self.clock() - self._began
         listed = self._costs.seconds(self._rows)
         if drafted:
@@ -247,7 +247,7 @@ class BatchDrafts:
         proposal = self._proposals.get(answer)
         if proposal is None:
             return
-        if accepted == taken and taken < len(proposal.tokens) and not answer.is_done:  # the next one shows itself
+        if accepted == taken and taken < len(proposal.tokens) and not answer.is_done:  # the drawn token tells about the next one
             is_next = proposal.tokens[taken] == answer.next_token
             self._source.record(answer, proposal, accepted + is_next, is_wrong=not is_next)
         else:
@@ -255,7 +255,7 @@ class BatchDrafts:
             self._source.record(answer, proposal, accepted, is_wrong=is_wrong)
 
     def forget(self, answer: RunningGeneration) -> None:
-        """Drop what is kept of an answer that has ended."""
+        """Discard what was kept for an answer that has ended."""
         self._proposals.pop(answer, None)
         self._source.forget(answer)
 

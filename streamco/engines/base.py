@@ -1,4 +1,4 @@
-"""The interface of a compute engine: sequences of tokens in, pieces of text out, from a thread of its own.
+"""The interface of a compute engine, which turns sequences of tokens into pieces of text in its own thread.
 
 An engine knows no event loop. It writes pieces into a bounded buffer per sequence and calls ``wake`` from its own thread once per burst.
 The owner of the sequence drains the buffer with ``Generation.take()``.
@@ -49,37 +49,37 @@ __all__ = [
 
 
 # What becomes of the text between <think> and </think> at the beginning of an answer to messages. "deepseek": it is ``reasoning_content``;
-# "none": content, tags included; "auto": as "deepseek" if the model's chat template or name says that it thinks, else as "none".
+# "none": content, tags included; "auto": like "deepseek" if the model's chat template or name says that it thinks, otherwise like "none".
 ReasoningFormat = Literal["auto", "none", "deepseek"]
 
 StepTime = Callable[[int, int], float]
-"""Seconds of a step, from the number of sequences that decode a token in it and the number of prefill tokens."""
+"""The seconds that a step takes, from the number of sequences that decode a token in it and the number of prefill tokens."""
 
 
 class EngineOptions(Options, frozen=True, kw_only=True):
     """Settings of an engine: how a model is loaded and run."""
 
-    context_tokens: int = 2048  # per sequence: prompt + completion
+    context_tokens: int = 2048  # for each sequence: prompt + completion
     max_sequences: int = 4  # generations decoded together
-    threads: int | None = None  # None: a fair share of the cores, which all engines of a process together never exceed
+    threads: int | None = None  # None for a fair share of the cores, which all engines of a process together never exceed
     prefill_chunk: int = 128  # tokens; measured: as fast as one big batch, and a cancel waits at most one chunk
-    ring_tokens: int = 512  # tokens of each sequence made and not taken before it is parked
-    exact: bool = False  # equal ids give equal logits, bit by bit, whatever else runs or ran before; takes twice the memory
+    ring_tokens: int = 512  # tokens generated but not yet taken at which a sequence is parked
+    exact: bool = False  # equal ids give bit-identical logits, whatever else runs or ran before; takes twice the memory
     held_sequences: int = 0  # token sequences held at once, in addition to ``max_sequences`` generations
-    held_tokens: int | None = None  # tokens that those may keep together; None, and always in exact mode: ``context_tokens`` each
-    private: bool = False  # held sequences share what they have read only with those of the same label; False: all share with all
-    separate: bool = False  # memory for a whole context each: no sequence takes longer because of others; always so in exact mode
-    # measure at load, in about two seconds, what batches of 1 to 32 rows cost (``row_costs``), once for a machine, build and file
+    held_tokens: int | None = None  # tokens that these may keep together; None for ``context_tokens`` each, as always in exact mode
+    private: bool = False  # held sequences share what they have read only with sequences of the same label; if False, all share with all
+    separate: bool = False  # memory for a whole context each, so that no sequence slows another down; always so in exact mode
+    # measure at load, in about two seconds, what batches of 1 to 32 rows cost (``row_costs``), once for each machine, build and file
     measure_rows: bool = False
-    # layers that ``Prediction.importance`` is the attention of (``streamco.policies.importance.LAYERS``); -1: the last; (): none, free
+    # layers whose attention ``Prediction.importance`` is (``streamco.policies.importance.LAYERS``); -1 is the last; () for none, at no cost
     attention_layers: tuple[int, ...] = ()
     reasoning_format: ReasoningFormat = "auto"
-    # drafts of the engine's own answers, where they pay: "lookup": of what stood before in prompt or answer; else the GGUF file of a small
-    # model with the same vocabulary; "": none. Answers are what they are without. Measures rows, as ``measure_rows`` does.
+    # drafts for the engine's own answers, where they pay: "lookup" drafts from earlier text in the prompt or answer; or the GGUF file of a
+    # small model with the same vocabulary; "" for none. Answers don't change. Measures rows, as ``measure_rows`` does.
     draft: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse values of another type than the default's; their ranges are checked by the engine."""
+        """Refuse values whose type differs from the default's; the engine checks their ranges."""
         for name in ("context_tokens", "max_sequences", "threads", "prefill_chunk", "ring_tokens", "held_sequences", "held_tokens"):
             value = getattr(self, name)
             if not (value is None and name in {"threads", "held_tokens"}) and (not isinstance(value, int) or isinstance(value, bool)):
@@ -89,13 +89,13 @@ class EngineOptions(Options, frozen=True, kw_only=True):
 
 
 class TextPiece(Struct, frozen=True):
-    """Text of one or more tokens: ``text`` is whole code points, so ``ids`` may hold several tokens."""
+    """Text of one or more tokens. ``text`` consists of whole code points, so ``ids`` may hold several tokens."""
 
     text: str
     ids: tuple[int, ...]
-    tops: tuple[tuple[tuple[int, float], ...], ...] | None = None  # for each id ``top_probabilities`` of its row; None: not asked for
-    is_cut: bool = False  # a stop string begins inside: the ids hold more than the text, so no answer can continue after them
-    is_reasoning: bool = False  # what the model thinks, or (without text) a tag around that
+    tops: tuple[tuple[tuple[int, float], ...], ...] | None = None  # for each id ``top_probabilities`` of its row; None if not asked for
+    is_cut: bool = False  # a stop string begins inside, so the ids hold more than the text, and no answer can continue after them
+    is_reasoning: bool = False  # what the model thinks, or (without text) a tag around it
 
 
 class GenerationTimings(Struct, frozen=True, kw_only=True):
@@ -106,13 +106,13 @@ class GenerationTimings(Struct, frozen=True, kw_only=True):
     completion_tokens: int
     prefill_s: float
     decode_s: float
-    queued_s: float = 0.0  # from submit until it was among the running sequences
-    joules: float | None = None  # measured while it was computed (``engines.rapl``); None: it wasn't measured
+    queued_s: float = 0.0  # from submitting until it was among the running sequences
+    joules: float | None = None  # measured while it was computed (``engines.rapl``); None if it wasn't measured
     drafted_tokens: int = 0  # draft tokens that were verified (``EngineOptions.draft``)
-    accepted_tokens: int = 0  # those of them that were drawn; a stop string may cut off the last ones
+    accepted_tokens: int = 0  # draft tokens that were also drawn; a stop string may cut off the last ones
 
     def usage(self) -> CompletionUsage:
-        """Return the tokens as OpenAI's usage; cached ones are those found in the KV cache."""
+        """Return the token counts as OpenAI's usage; cached tokens are the ones found in the KV cache."""
         return CompletionUsage(
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
@@ -127,7 +127,7 @@ class GenerationEnd(Struct, frozen=True):
     reason: str
     timings: GenerationTimings
     error: Exception | None = None
-    stop: str | None = None  # the stop string that ended it; None: something else did
+    stop: str | None = None  # the stop string that ended it; None if something else did
 
 
 class GenerationRequest(Struct, frozen=True, kw_only=True):
@@ -135,13 +135,13 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
 
     prompt_ids: Sequence[int]
     sampling: SamplingOptions = SamplingOptions()
-    top: int = 0  # number of most likely tokens that come with each token, and its own probability beside them; 0: none of both
+    top: int = 0  # number of most likely tokens that come with each token, along with its own probability; 0 for neither
     ignore_eos: bool = False
-    prefill_only: bool = False  # leave the prompt in the KV cache and end with reason length
-    max_buffered: int | None = None  # tokens made and not taken before the sequence is parked; at most ``ring_tokens``
-    owner: str | None = None  # what is in memory for another owner isn't found, and what this one leaves is found by no other
-    grammar: str | None = None  # a JSON schema, as text, that the text must keep to; None: any text
-    begun: bytes = b""  # the beginning of the JSON, which the prompt ends with
+    prefill_only: bool = False  # only leave the prompt in the KV cache and end with reason length
+    max_buffered: int | None = None  # tokens generated but not yet taken at which the sequence is parked; at most ``ring_tokens``
+    owner: str | None = None  # what is in memory is found again only for the same owner
+    grammar: str | None = None  # a JSON schema, as text, that the answer must match; None for any text
+    begun: bytes = b""  # the beginning of the JSON, with which the prompt ends
     pending_bytes: bytes = b""  # beginning of a code point at the prompt's end: the first piece's text has the whole code point
 
 
@@ -151,15 +151,15 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
     name: str
     vocabulary_size: int
     vocabulary: str  # fingerprint
-    context_tokens: int  # 0: the file doesn't say
-    has_chat_template: bool  # and it can be used
+    context_tokens: int  # 0 if the file doesn't say
+    has_chat_template: bool  # and one that can be used
     parameters: int
     layers: int
     width: int  # d_model
     heads: int
     ffn_width: int
     end_ids: frozenset[int] = frozenset()  # tokens that end a text
-    content_mark: str = ""  # digest of the model's file; equal for equal files; "": not known
+    content_mark: str = ""  # digest of the model's file, equal for equal files; "" if not known
     has_reasoning: bool = False  # answers to messages may begin with reasoning, which is kept apart from their content
 
 
@@ -169,7 +169,7 @@ class Generation(Protocol):
     def take(self) -> tuple[list[TextPiece], GenerationEnd | None]:
         """Return all pieces since the last call and, with the last of them, the end. Never blocks.
 
-        An empty list: nothing new yet.
+        The list is empty if there is nothing new yet.
         """
         ...
 
@@ -178,14 +178,14 @@ class Generation(Protocol):
         ...
 
     def pause(self) -> None:
-        """Ask to compute nothing until ``resume``, and to keep what there is. Never blocks.
+        """Ask the engine to compute nothing until ``resume``, and to keep what it has. Never blocks.
 
-        The token under way may still come. An engine may go on if others wait for the place.
+        The token in progress may still come. An engine may continue if others wait for the place.
         """
         ...
 
     def resume(self) -> None:
-        """Go on after ``pause``. Never blocks."""
+        """Continue after ``pause``. Never blocks."""
         ...
 
 
@@ -194,7 +194,7 @@ class TokenVocabulary(Protocol):
 
     @property
     def info(self) -> ModelInfo:
-        """Facts of the model."""
+        """Facts about the model."""
         ...
 
     def detokenize(self, ids: Sequence[int]) -> bytes:
@@ -207,12 +207,12 @@ class Engine(Protocol):
 
     @property
     def info(self) -> ModelInfo:
-        """Facts of the model; ``context_tokens`` is the number that one sequence may use here."""
+        """Facts about the model; ``context_tokens`` is the number that one sequence may use here."""
         ...
 
     @property
     def control_tokens(self) -> ControlTokens | None:
-        """Control tokens of the vocabulary; None: it has none."""
+        """Control tokens of the vocabulary; None if it has none."""
         ...
 
     def tokenize(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]:
@@ -257,19 +257,19 @@ class Engine(Protocol):
 
 
 class Prediction(Struct, frozen=True, kw_only=True):
-    """Prediction of the model for one position of a sequence."""
+    """The model's prediction for one position of a sequence."""
 
     position: int  # of the token that is predicted, counted from 0 at the beginning of the sequence
-    greedy: int  # id of the largest logit; among equal ones the lowest id
-    token: int | None = None  # the token that stands there, drawn or drafted; None after the last of a draft
-    probability: float | None = None  # of ``token`` under the sampling options, 0.0 if they exclude it; None: no token, or top=0
+    greedy: int  # id of the largest logit, the lowest id among equals
+    token: int | None = None  # the token at that position, drawn or drafted; None after the last of a draft
+    probability: float | None = None  # of ``token`` under the sampling options, 0.0 if they exclude it; None without a token or with top=0
     drawable: tuple[tuple[int, float], ...] = ()  # (id, probability) under the sampling options, best first, at most ``top``
-    is_complete: bool = False  # ``drawable`` holds all tokens that may be drawn: a residual made from it is exact
+    is_complete: bool = False  # ``drawable`` holds all tokens that may be drawn, so a residual made from it is exact
     likeliest: tuple[tuple[int, float], ...] = ()  # (id, probability) of the model itself (temperature 1, nothing cut off), best first
-    logits: tuple[float, ...] = ()  # those of ``likeliest``, as the model gave them
-    share: float | None = None  # probability of ``token`` by the model itself, among ``likeliest`` or not; None: no token, or top=0
-    row: TopK | None = None  # distribution that ``token`` was drawn from, to the last bit; None: not asked for
-    importance: float | None = None  # mean attention to its draft so far; None: not read, or not readable in this model
+    logits: tuple[float, ...] = ()  # logits of ``likeliest``, as the model gave them
+    share: float | None = None  # probability of ``token`` by the model itself, in ``likeliest`` or not; None without a token or with top=0
+    row: TopK | None = None  # the exact distribution that ``token`` was drawn from; None if not asked for
+    importance: float | None = None  # mean attention to its draft so far; None if not read, or not readable in this model
 
     @property
     def confidence(self) -> float:
@@ -283,7 +283,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
 
 
 class RowReader(Protocol):
-    """Reads the rows of one verification in place of the engine."""
+    """Reads the rows of one verification instead of the engine."""
 
     def read_row(self, logits: NDArray[np.float32], position: int, token: int | None, /) -> Prediction:
         """Return the prediction of one row. Called from the engine's thread with each row in turn; must be quick.
@@ -291,7 +291,7 @@ class RowReader(Protocol):
         Args:
             logits: logits of the model, shape (vocabulary,); the next batch overwrites them.
             position: position of the token that is predicted.
-            token: the draft's token there; None: none.
+            token: the draft's token there; None if there is none.
 
         Raises:
             EngineError: the row can't be read; the task ends with this error.
@@ -300,7 +300,7 @@ class RowReader(Protocol):
 
 
 class TaskTimings(Struct, frozen=True, kw_only=True):
-    """Durations in seconds, and rows, of one task."""
+    """Durations of one task in seconds, and its rows."""
 
     queued_s: float  # from the request until its first batch
     compute_s: float  # from its first batch to its end, other work in between included
@@ -309,7 +309,7 @@ class TaskTimings(Struct, frozen=True, kw_only=True):
 
 
 class TaskEnd(Struct, frozen=True):
-    """End of a task, with the reason: done, stop (a draft met an end token), cancelled, evicted (its sequence is gone) or error."""
+    """End of a task, with the reason: done, stop (a draft reached an end token), cancelled, evicted (its sequence is gone) or error."""
 
     reason: str
     timings: TaskTimings
@@ -317,14 +317,14 @@ class TaskEnd(Struct, frozen=True):
 
 
 class StepPace(Protocol):
-    """Decides when the results of an engine's steps may be shown: the hook for times other than the hardware's own.
+    """Decides when the results of an engine's steps may be shown: the hook for imposing other times than the hardware's.
 
     ``streamco.emulation`` has an implementation that imitates a larger model. The engine's thread calls all methods.
     """
 
     @property
     def step_time(self) -> StepTime:
-        """The seconds that are imposed on a step."""
+        """The function that returns the seconds imposed on a step."""
         ...
 
     def begin_round(self, *, was_idle: bool) -> None:
@@ -343,7 +343,7 @@ class StepPace(Protocol):
         ...
 
     def end_early(self, now: float) -> None:
-        """End the step by ``now``, because no work waits for it."""
+        """End the step at ``now``, because no work waits for it."""
         ...
 
 
@@ -353,14 +353,14 @@ class SequenceTask(Protocol):
     def take(self) -> tuple[list[Prediction], TaskEnd | None]:
         """Return all predictions since the last call and, with the last of them, the end. Never blocks.
 
-        An empty list: nothing new yet.
+        The list is empty if there is nothing new yet.
         """
         ...
 
     def cancel(self) -> None:
         """Ask to stop; ``take`` gives the end with reason ``cancelled`` soon after. Idempotent, never blocks.
 
-        The sequence is then as it was before the task, except that a draft keeps the tokens that it has drawn. Their predictions name them.
+        The sequence is then as it was before the task, except that a draft keeps the tokens it has drawn, which their predictions name.
         """
         ...
 
@@ -368,9 +368,9 @@ class SequenceTask(Protocol):
 class TokenSequence(Protocol):
     """Token ids with keys and values that stay in the engine's memory from one request to the next.
 
-    Tasks of one sequence run in the order of the requests, those of several sequences together. None of the methods blocks; all belong to
-    one consumer thread. If a task is cancelled or fails, so do the tasks that were requested before its end was taken, because they would
-    run on ids that aren't there.
+    Tasks of one sequence run in the order of the requests; tasks of several sequences run together. No method blocks; all of them belong
+    to one consumer thread. If a task is cancelled or fails, so do the tasks that were requested before its end was taken, because they
+    would run on ids that aren't there.
 
     The last id is decoded only with the next batch that needs what follows it. So truncating a sequence and adding one token cost
     nothing: a round of speculation is ``truncate``, ``extend`` by the corrected token, ``verify``, and one decode.
@@ -383,9 +383,9 @@ class TokenSequence(Protocol):
 
         Args:
             ids: the ids to add. A task that comes before a sequence's first id ends with an error.
-            wake: called from the engine's thread once per burst and at the end; None: not called.
-            top: number of alternatives in a prediction of the token after the last id; 0: no prediction.
-            sampling: the options that ``Prediction.drawable`` is under.
+            wake: called from the engine's thread once per burst and at the end; may be None.
+            top: number of alternatives in a prediction of the token after the last id; 0 for no prediction.
+            sampling: the options that ``Prediction.drawable`` applies.
 
         Raises:
             EngineError: the engine is closed, or an id is not in the vocabulary.
@@ -396,14 +396,14 @@ class TokenSequence(Protocol):
     def truncate(self, length: int) -> None:
         """Keep the first ``length`` ids. If the model's memory can't be cut, it is emptied, and the kept ids are read again when needed.
 
-        If there are fewer, the next task ends with an error.
+        If there are fewer ids, the next task ends with an error.
         """
         ...
 
     def fork(self, length: int | None = None) -> TokenSequence:
-        """Return a sequence that begins with the first ``length`` ids (None: all) as they are when all earlier tasks are done.
+        """Return a sequence that begins with the first ``length`` ids (by default all) as they are when all earlier tasks are done.
 
-        It shares the memory of the common ids (in exact mode: gets a copy) and takes a place of its own. If every other place is at work,
+        It shares the memory of the common ids (in exact mode it gets a copy) and takes its own place. If every other place is busy,
         its tasks end with an error.
         """
         ...
@@ -423,20 +423,20 @@ class TokenSequence(Protocol):
         reader: RowReader | None = None,
         parents: Sequence[int] = (),
     ) -> SequenceTask:
-        """Predict each id of a draft and the one after the last: one prediction more than the draft has ids.
+        """Predict each id of a draft and the id after the last, which makes one prediction more than the draft has ids.
 
-        It takes one batch, if the rows are at most 32. The draft stays at the end of the sequence: ``truncate`` to what is accepted.
-        Of a tree the longest path stays. If the next ids go on along another path, they are found in memory.
+        It takes one batch if there are at most 32 rows. The draft stays at the end of the sequence; ``truncate`` it to what is accepted.
+        Of a tree, the longest path stays. If the next ids continue along another path, they are found in memory.
 
         Args:
-            draft_ids: the ids that a smaller model proposes; may be empty.
+            draft_ids: the ids that a smaller model proposes, perhaps none.
             wake: see ``extend``.
             given: ids between the sequence and the draft that need no verification; they stay too.
-            top: alternatives for each position; 0: ``Prediction.greedy`` alone, which is cheapest.
-            sampling: the options that ``probability`` and ``drawable`` are under; ``max_tokens``, ``stop`` and ``seed`` are ignored.
-            reader: makes the predictions, and ``top`` and ``sampling`` are ignored; None: the engine makes them.
+            top: alternatives for each position; 0 for only ``Prediction.greedy``, which is cheapest.
+            sampling: the options that ``probability`` and ``drawable`` apply; ``max_tokens``, ``stop`` and ``seed`` are ignored.
+            reader: makes the predictions, and then ``top`` and ``sampling`` are ignored; if None, the engine makes them.
             parents: parent of each id, which makes the draft a tree (``streamco.policies.drafts.tree_acceptance``) of at most 31 ids and
-                ``HoldingEngine.draft_paths`` paths; empty: a chain. The predictions are in the order of nodes, and name no ids.
+                ``HoldingEngine.draft_paths`` paths; empty for a chain. The predictions are in the order of nodes, and name no ids.
         """
         ...
 
@@ -450,16 +450,16 @@ class TokenSequence(Protocol):
         row_ids: int = 0,
         sampling: SamplingOptions = ...,
     ) -> SequenceTask:
-        """Write up to ``count`` tokens, one prediction each; fewer if the context ends or an end token comes, which is kept.
+        """Generate up to ``count`` tokens, one prediction each; fewer if the context ends or an end token comes, which is kept.
 
         Drafts of several sequences, forks included, are decoded together.
 
         Args:
-            count: tokens, at least 1.
+            count: number of tokens, at least 1.
             wake: see ``extend``.
             ids: added to the sequence first, in the batch that gives the first token; they stay once a token was drawn after them.
             top: alternatives for each position; ``likeliest`` has at least two, for ``margin``.
-            row_ids: number of ids in ``Prediction.row``, at most 255. Tokens are then drawn from its whole-number weights. 0: no row.
+            row_ids: number of ids in ``Prediction.row``, at most 255. Tokens are then drawn from its whole-number weights. 0 for no row.
             sampling: how tokens are drawn; ``seed`` holds for this draft alone.
         """
         ...
@@ -477,7 +477,7 @@ class HoldingEngine(Engine, Protocol):
 
     @property
     def held_sequences(self) -> int:
-        """Number of sequences that have memory at once; 0: it can't hold any."""
+        """Number of sequences that can have memory at once; 0 if the engine can't hold any."""
         ...
 
     @property
@@ -491,39 +491,39 @@ class HoldingEngine(Engine, Protocol):
         ...
 
     def row_costs(self) -> Mapping[int, float]:
-        """Return the seconds of a batch of verification rows by its rows, from 1 on, without load; {}: not known.
+        """Return the seconds that a batch of verification rows takes without load, by its number of rows from 1, or {} if not known.
 
-        Never blocks: they are measured while the model is loaded, or imposed.
+        Never blocks, because they are measured while the model is loaded, or imposed.
         """
         ...
 
     @property
     def draft_paths(self) -> int:
-        """Number of paths that a tree draft may have; 1: chains alone."""
+        """Number of paths that a tree draft may have; 1 for chains only."""
         ...
 
     @property
     def step_time(self) -> StepTime | None:
-        """Function from (decode rows, prefill tokens) to the seconds imposed on a step; None: no times are imposed."""
+        """Function from (decode rows, prefill tokens) to the seconds imposed on a step, or None if no times are imposed."""
         ...
 
     def together(self) -> AbstractContextManager[None]:
-        """Hand in all tasks that are requested inside at once, so that they share a batch if they fit. Don't await inside."""
+        """Submit all tasks that are requested inside together, so that they share a batch if they fit. Don't await inside."""
         ...
 
     def hold(self, label: Hashable = None, *, owner: str | None = None) -> TokenSequence:
         """Return a new, empty sequence. It takes one of ``held_sequences`` places with its first ids.
 
-        If no place is left, the sequence that has been idle longest is evicted: its tasks end with reason ``evicted`` from then on. To go
-        on, hold a new one and extend it by all ids; those that have not been overwritten are found again.
+        If no place is left, the sequence that has been idle longest is evicted: its tasks end with reason ``evicted`` from then on. To
+        continue, hold a new one and extend it by all ids; ids that have not been overwritten are found again.
 
         Args:
-            label: a value with a hash; in private mode the sequence and its forks share what they have read only with those of the same
+            label: a hashable value; in private mode the sequence and its forks share what they have read only with sequences of the same
                 label.
-            owner: only what sequences and generations of the same owner have read is found, in every mode.
+            owner: in every mode, only what sequences and generations of the same owner have read is found.
 
         Raises:
             EngineError: the engine is closed, or holds no sequences (``EngineOptions.held_sequences``).
-            UsageError: the label has no hash.
+            UsageError: the label isn't hashable.
         """
         ...

@@ -1,10 +1,10 @@
 """A model's chat template: it turns messages into the prompt's text.
 
-GGUF files carry Hugging Face's Jinja templates. These are untrusted programs, so they run in Jinja's sandbox, within bounds of time and
-size (``llamacpp/template_sandbox.py``), with the names that transformers gives them (``apply_chat_template``).
+GGUF files contain Hugging Face's Jinja templates. These are untrusted programs, so they run in Jinja's sandbox, within limits of time and
+size (``llamacpp/template_sandbox.py``), with the names that transformers provides to them (``apply_chat_template``).
 
-Some templates read ``content`` as a text, others as a list of parts. A template that gets the wrong one doesn't fail: it writes a prompt
-without the words. So ``check`` renders a marked message of each role in both forms, and uses the one in which the mark comes out.
+Some templates read ``content`` as a text, others as a list of parts. A template that gets the wrong one doesn't fail, but writes a prompt
+without the words. So ``check`` renders a marked message of each role in both forms, and uses the one in which the mark appears.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from streamco.errors import EngineError, PromptError
 
 __all__ = ["ChatTemplate", "plain_messages"]
 
-MAX_SOURCE = 1 << 17  # characters of a template; those of today's models have up to 20,000
+MAX_SOURCE = 1 << 17  # characters of a template; today's models have up to 20,000
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 _MARK = "streamco7marks3this"  # letters and digits, which templates neither trim nor escape
 _CALL = {"id": "call12345", "type": "function", "function": {"name": "look_up", "arguments": {"word": "sky"}}}
 _CALLING = {"role": "assistant", "tool_calls": [_CALL]}
-_CONVERSATIONS: Mapping[str, Sequence[Mapping[str, Any]]] = {  # for each role one in which it has its usual place
+_CONVERSATIONS: Mapping[str, Sequence[Mapping[str, Any]]] = {  # for each role, one in which it has its usual place
     "user": [{"role": "user"}],
     "system": [{"role": "system"}, {"role": "user"}],
     "developer": [{"role": "developer"}, {"role": "user"}],
@@ -41,7 +41,7 @@ class ChatTemplate:
 
     Args:
         source: Jinja text.
-        tokens: texts of the model's special tokens by the names that templates have for them, as "bos_token".
+        tokens: texts of the model's special tokens, by the names that templates use for them, such as "bos_token".
 
     Raises:
         PromptError: the template does not compile.
@@ -50,9 +50,9 @@ class ChatTemplate:
 
     def __init__(self, source: str, tokens: Mapping[str, str] | None = None) -> None:
         self._names = {"bos_token": "", "eos_token": "", **(tokens or {}), "tools": None, "documents": None}
-        self._forms: dict[str, Form | None] = {}  # for each role how its content is given; None: the template leaves it out
-        self._refused: set[str] = set()  # roles that ``check`` got no prompt with
-        self._roles: Mapping[str, str] = {}  # roles that are written under another name
+        self._forms: dict[str, Form | None] = {}  # for each role how its content is given; None if the template leaves it out
+        self._refused: set[str] = set()  # roles for which ``check`` got no prompt
+        self._roles: Mapping[str, str] = {}  # roles that are rendered under a different name
         try:
             from streamco.engines.llamacpp.template_sandbox import BoundedEnvironment, Bounds, TemplateBoundError
         except ImportError as exc:
@@ -64,18 +64,18 @@ class ChatTemplate:
         self._bounds, self._bound_error = Bounds, TemplateBoundError
         try:
             self._template = environment.from_string(source)
-        except Exception as exc:  # Jinja's and Python's compilers have errors of many kinds for what is nested too deeply
+        except Exception as exc:  # Jinja's and Python's compilers raise many kinds of errors for what is nested too deeply
             raise PromptError(f"chat template: expected Jinja that compiles, got {type(exc).__name__}: {exc}") from exc
 
     def check(self) -> list[str]:
-        """Render a short conversation for each role, and remember in which form its words come out.
+        """Render a short conversation for each role, and remember the form of content with which its words appear in the prompt.
 
         Returns:
             The roles that the template leaves out; ``render`` refuses their messages.
 
         Raises:
-            PromptError: the user's words don't come out.
-            EngineError: it runs for too long, or makes too large a value.
+            PromptError: the user's words don't appear in the prompt.
+            EngineError: the template runs for too long, or creates too large a value.
         """
         for role, conversation in _CONVERSATIONS.items():
             self._forms[role] = self._find_form(role, conversation)
@@ -86,7 +86,7 @@ class ChatTemplate:
         return [role for role, form in self._forms.items() if form is None and role not in self._roles]
 
     def _find_form(self, role: str, conversation: Sequence[Mapping[str, Any]]) -> Form | None:
-        """Return the form in which the words of a role come out; None: in neither. What the template refuses is its own business."""
+        """Return the form of content with which a role's words appear in the prompt, or None if neither works or both are refused."""
         has_answered = False
         for form in (_as_text, _as_parts):
             messages = [
@@ -99,7 +99,7 @@ class ChatTemplate:
                 if isinstance(exc.__cause__, self._bound_error):
                     raise EngineError(str(exc)) from exc
                 continue
-            if _MARK in text and f"'text': '{_MARK}'" not in text:  # a list that is written as one hasn't been understood
+            if _MARK in text and f"'text': '{_MARK}'" not in text:  # a list that is rendered as a list hasn't been understood
                 return form
             has_answered = True
         if has_answered:
@@ -108,11 +108,11 @@ class ChatTemplate:
         return _as_text
 
     def _knows(self, role: str) -> bool:
-        """Return True if the template has written the words of a role."""
+        """Return True if the template renders the words of a role."""
         return self._forms[role] is not None and role not in self._refused
 
     def _form_of(self, role: str) -> Form | None:
-        """Return how a role's content is given; a role that ``check`` doesn't know has the user's form. None: it's left out."""
+        """Return how a role's content is given, or None if it's left out. A role that ``check`` doesn't know has the user's form."""
         return self._forms.get(role, self._forms.get("user", _as_text))
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
@@ -156,7 +156,8 @@ def _as_parts(text: str) -> list[dict[str, str]]:
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Return the messages as templates of text models expect them: ``content`` is a text, arguments of calls are objects.
 
-    Text parts are joined, and the ``arguments`` of earlier calls, which come as JSON, are read. What is no JSON object stays.
+    Text parts are joined, and the ``arguments`` of earlier calls, which come as JSON, are parsed. Anything but a JSON object stays as it
+    is.
 
     Raises:
         PromptError: no messages, a message without a role, or a content part that isn't text.
@@ -213,7 +214,7 @@ def _plain_function(function: Mapping[str, Any]) -> Message:
 
 
 def _read_object(text: str) -> Any:
-    """Return the object that a text is as JSON, {} if it is blank (a call without arguments), and the text if it is something else."""
+    """Parse a text as a JSON object. Returns {} if it is blank (a call without arguments), and the text itself if it is anything else."""
     if not text.strip():
         return {}
     try:

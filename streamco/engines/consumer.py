@@ -12,7 +12,7 @@ class EngineSignals(Protocol):
     """Calls from a consumer's thread to the engine while its work runs; neither blocks."""
 
     def notify(self) -> None:
-        """Let the engine look again: something changed on the consumer's side."""
+        """Make the engine look again, because something changed on the consumer's side."""
         ...
 
     def interrupt(self, work: object) -> None:
@@ -23,14 +23,14 @@ class EngineSignals(Protocol):
 class Consumer:
     """Calls a consumer's ``wake`` from the engine's thread and keeps the first error that it raises.
 
-    Such an error is the consumer's fault: it must not end the work of others.
+    Such an error is the consumer's fault, so it must not end the work of others.
 
     Args:
-        wake: lets the consumer know that there is something to take; None: not needed.
+        wake: lets the consumer know that there is something to take; None if not needed.
 
     Attributes:
-        failure: the first error; None: there was none.
-        taken: tokens that the consumer has taken, counted by itself.
+        failure: the first error; None if there was none.
+        taken: tokens that the consumer has taken, as counted by the consumer.
     """
 
     __slots__ = ("_wake", "failure", "taken")
@@ -41,7 +41,7 @@ class Consumer:
         self.taken = 0
 
     def wake(self) -> bool:
-        """Call ``wake``; False: it raised, and the work should be cancelled."""
+        """Call ``wake``. Returns False if it raised, and the work should be cancelled."""
         try:
             if self._wake is not None:
                 self._wake()

@@ -1,4 +1,4 @@
-"""One decode at a time: the rows that exact mode adds, its interruption, its imposed duration, and the clean-up after a failure."""
+"""Runs one decode at a time, with the rows that exact mode adds, interruption, imposed durations, and the clean-up after a failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CHUNK", "Decoder", "SequenceWork", "slot_of"]
 
-CHUNK = 32  # rows of one sequence in a batch while others wait: about 0.1 s on two cores, below a reader's 0.2 s a token
+CHUNK = 32  # rows of one sequence in a batch while others wait; about 0.1 s on two cores, less than a reader's 0.2 s per token
 
 
 class SequenceWork(Protocol):
@@ -34,7 +34,7 @@ class SequenceWork(Protocol):
 
     @property
     def slot(self) -> Slot | None:
-        """Slot that holds the work's tokens; None while the work waits."""
+        """The slot that holds the work's tokens, or None while the work waits."""
         ...
 
     @property
@@ -54,15 +54,15 @@ class SequenceWork(Protocol):
 
     @property
     def wants_logits(self) -> bool:
-        """True if the work needs the logits of the prompt's last token; else it ends when the prompt is decoded."""
+        """True if the work needs the logits of the prompt's last token; otherwise it ends when the prompt is decoded."""
         ...
 
     def logits_needed(self, rows: int) -> int:
-        """Return how many of the next ``rows`` rows need logits; the last ones do."""
+        """Return how many of the next ``rows`` rows need logits; they are the last ones."""
         ...
 
     def record_cached(self, count: int) -> None:
-        """Count ``count`` prompt tokens as found in memory, because other work has read them."""
+        """Count ``count`` prompt tokens as found in memory, because other work had read them."""
         ...
 
     def accept(self, logits: NDArray[np.float32]) -> None:
@@ -74,7 +74,7 @@ class SequenceWork(Protocol):
         ...
 
     def unpark(self) -> None:
-        """Go on if the consumer has taken enough."""
+        """Continue if the consumer has taken enough."""
         ...
 
     def finish(self, reason: str, *, error: Exception | None = None) -> None:
@@ -82,7 +82,7 @@ class SequenceWork(Protocol):
 
         Args:
             reason: see ``GenerationEnd`` or ``TaskEnd``.
-            error: what made the work fail; None: nothing.
+            error: what made the work fail, if anything.
         """
         ...
 
@@ -101,10 +101,10 @@ class Decoder:
         context: the context to decode in. In exact mode, each slot's sequence id is followed by one for padding.
         slots: slots of that context.
         share: number of threads that compute.
-        pace: when the results of a step may be shown; None: at once.
+        pace: when the results of a step may be shown; None for at once.
         exact: no row of a sequence is ever alone in a batch.
-        wait: waits the given seconds or until something arrives, and takes it in.
-        free_memory: empties unused memory; False: there was none.
+        wait: waits the given seconds or until something arrives, and accepts it.
+        free_memory: empties unused memory; returns False if there was none.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Decoder:
         free_memory: Callable[[], bool],
     ) -> None:
         self.context = context
-        self.chunk = CHUNK  # rows of one sequence that a batch may have while others wait, and always in exact mode
+        self.chunk = CHUNK  # rows of one sequence that a batch may have while others wait, or always in exact mode
         self.lock = threading.Lock()  # around _uncancelled and is_closing
         self.is_closing = False
         self._uncancelled: set[object] = set()  # work in the batch being decoded that has not been cancelled
@@ -129,8 +129,8 @@ class Decoder:
         self._exact = exact
         self._wait = wait
         self._free_memory = free_memory
-        self._unpadded: set[SequenceWork] = set()  # work in a padded batch that found no memory: its next batch is not padded
-        self._padded: Mapping[int, int] = {}  # rows that a batch of so many rows is padded to, where that is cheaper
+        self._unpadded: set[SequenceWork] = set()  # work in a padded batch that found no memory, whose next batch is not padded
+        self._padded: Mapping[int, int] = {}  # number of rows to which a batch of that many is padded, where that is cheaper
 
     # Any thread
 
@@ -151,7 +151,7 @@ class Decoder:
     # The engine's thread
 
     def warm_up(self) -> None:
-        """Touch the weights once, so that the first answer isn't slower than the others, and measure how large exact batches may be.
+        """Read all weights once, so that the first answer isn't slower than the others, and measure how large exact batches may be.
 
         Raises:
             EngineError: the model does not run.
@@ -165,7 +165,7 @@ class Decoder:
             self.chunk = largest_exact_batch(self.context, min(CHUNK, self.context.rows))
 
     def time_batch(self, rows: int) -> float | None:
-        """Return the seconds of a batch of ``rows`` with logits, in memory that nothing is in; None: it was stopped.
+        """Return the seconds that a batch of ``rows`` with logits takes in empty memory, or None if it was stopped.
 
         Raises:
             EngineError: the model does not run.
@@ -176,7 +176,7 @@ class Decoder:
         started = perf_counter()
         status = context.decode()
         if status == 0:
-            context.logits(rows - 1)  # a GPU computes on after llama_decode has returned
+            context.logits(rows - 1)  # a GPU is still computing after llama_decode has returned
         seconds = perf_counter() - started
         if status not in {0, ABORTED}:
             raise EngineError(f"llama_decode: expected 0 from {rows} rows, got {status}")
@@ -184,7 +184,7 @@ class Decoder:
         return None if status == ABORTED else seconds
 
     def pad_batches(self, costs: Mapping[int, float]) -> None:
-        """Pad batches from now on to a size that costs less, in seconds by rows. Exact mode pads none: its sizes decide about its bits."""
+        """From now on, pad batches to a size that costs less. ``costs``: seconds by rows. Exact mode never pads: sizes affect bits."""
         if not self._exact:
             from streamco.profiles.row_costs import padded_size  # its package needs numpy
 
@@ -194,7 +194,7 @@ class Decoder:
     def _pad(self, batch: Sequence[SequenceWork]) -> tuple[int, int] | None:
         """Add rows until the batch has a cheaper size; return the sequence and the first position of these rows, or None.
 
-        They follow the last row in its own sequence, so no other row sees them, and their results are dropped.
+        They follow the last row in its sequence, so no other row sees them, and their results are dropped.
         """
         context = self.context
         size = self._padded.get(context.count, 0)
@@ -219,20 +219,20 @@ class Decoder:
         prefill_tokens: int = 0,
         may_retry: bool = False,
     ) -> bool:
-        """Decode the rows in the context; False: not done, and the KV cache is as it was before.
+        """Decode the rows in the context. Returns False if that wasn't done; the KV cache is then as it was before.
 
         Args:
             batch: the work that the rows belong to.
-            single: the part of it that has one row.
+            single: the part of it that has only one row.
             rows: rows that decode one token of a generation or draft.
             prefill_tokens: all other rows.
-            may_retry: if memory lacks, the work goes on, because its next batch has fewer rows.
+            may_retry: if memory is short, the work continues, because its next batch has fewer rows.
         """
         context = self.context
         context.use_threads(self._share.threads)
-        # Single rows are computed by other kernels. In exact mode each sequence has memory of its own, and llama.cpp splits a batch
-        # between sequences with ids that don't follow each other. So each row that is alone in its sequence gets a row with the next id.
-        # These come last: between two sequences, one would join both, and of a run of two rows the second would be left alone.
+        # Single rows are computed by other kernels. In exact mode each sequence has its own memory, and llama.cpp splits a batch between
+        # sequences with ids that aren't consecutive. So each row that is alone in its sequence gets a row with the next id. These come
+        # last: between two sequences, one would join both, and of a run of two rows the second would be left alone.
         dummies = [slot_of(work).sequence + 1 for work in single] if self._exact else []
         for dummy in dummies:
             context.add(0, 0, dummy, wants_logits=False)
@@ -265,13 +265,13 @@ class Decoder:
                 self._pace.end_early(perf_counter())
             return True
         was_padded = padding is not None and status == NO_KV_SLOT
-        if was_padded:  # other work may have its turn first, and must not use this up
+        if was_padded:  # other work may get its turn first, and must not use this up
             self._unpadded = {work for work in self._unpadded if not work.is_done} | set(batch)
         self._clean_up(batch, status, may_retry=was_padded or (may_retry and status == NO_KV_SLOT))
         return False
 
     def _wait_until(self, until: float, batch: Sequence[SequenceWork]) -> None:
-        """Wait until this time, unless all of the work is cancelled; take in what arrives."""
+        """Wait until this time, unless all of the work is cancelled; accept what arrives."""
         while not self.is_closing and (left := until - perf_counter()) > 0 and not all(work.is_cancelled for work in batch):
             self._wait(left)
 
@@ -280,7 +280,7 @@ class Decoder:
             slot = slot_of(work)
             self._slots.truncate(slot, len(slot.ids))
         if status == ABORTED or may_retry or (status == NO_KV_SLOT and self._free_memory()):
-            return  # cancelled and reaped in the next round; or the next round tries again, without padding or with the memory freed
+            return  # cancelled and reaped in the next round; or the next round retries, without padding or with the memory freed
         for work in batch:
             error = EngineError(f"llama_decode: expected 0, got {status}" + (" (the KV cache is full)" if status == NO_KV_SLOT else ""))
             work.finish("error", error=error)

@@ -1,7 +1,7 @@
-"""Detokenising: token ids to text that may be shown, in whole code points and without stop strings.
+"""Detokenising: turns token ids into text that may be shown, in whole code points and without stop strings.
 
 A code point may be split over tokens (an emoji is often three or four), and a stop string may end in the middle of one. Text that can't be
-shown yet is held back. Ids stay with the text they belong to, so that a piece's ids always decode to its text.
+shown yet is held back. Ids stay with the text that they belong to, so that a piece's ids always decode to its text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class TextAssembler:
 
     Args:
         token_bytes: returns the bytes of a token id; b"" for control tokens.
-        pending_bytes: the first bytes of a code point, from before these tokens; its text comes with the token that completes it.
+        pending_bytes: the first bytes of a code point, from before these tokens; its text comes with the token that completes the code
+            point.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes], pending_bytes: bytes = b"") -> None:
@@ -35,11 +36,11 @@ class TextAssembler:
         self._is_clear = not pending_bytes
 
     def add(self, token: int, top: Top | None = None) -> TextPiece | None:
-        """Return the piece that this token completes; None: a code point is incomplete, or the tokens so far have no text.
+        """Return the piece that this token completes, or None if a code point is incomplete, or the tokens so far have no text.
 
         Args:
             token: the token.
-            top: its likeliest alternatives, for each token or for none; None: not asked for.
+            top: its likeliest alternatives, for each token or for none; None if not asked for.
         """
         data = self._token_bytes(token)
         if self._is_clear and data.isascii():
@@ -71,7 +72,7 @@ class TextAssembler:
 
 
 class StopMatcher:
-    """Holds pieces back while they may be the beginning of a stop string.
+    """Holds back pieces while they may be the beginning of a stop string.
 
     When a stop string is found, the text before it is released. A token that lies partly before it is released with its text cut short. Its
     id stays, because it is needed to produce that text. Tokens wholly inside are dropped.
@@ -96,12 +97,12 @@ class StopMatcher:
         return self._release(len(self._text) - self._open_length()), False
 
     def flush(self) -> list[TextPiece]:
-        """Return all held pieces: the answer ended without a stop string."""
+        """Return all held pieces, because the answer ended without a stop string."""
         held, self._held, self._text = self._held, [], ""
         return held
 
     def _open_length(self) -> int:
-        """Return the length of the longest end of the text that begins a stop string."""
+        """Return the length of the longest suffix of the text that begins a stop string."""
         max_length = min(len(self._text), max(map(len, self._stops)) - 1)
         for length in range(max_length, 0, -1):
             tail = self._text[-length:]
@@ -150,11 +151,11 @@ class IncrementalDetokenizer:
 
     @property
     def found_stop(self) -> str | None:
-        """The stop string that was found; None: none yet."""
+        """The stop string that was found, or None if there is none yet."""
         return None if self._stops is None else self._stops.found
 
     def add(self, token: int, top: Top | None = None) -> tuple[list[TextPiece], bool] | None:
-        """Return the pieces that can be shown now, and True if a stop string was found; None if the token completes no piece."""
+        """Return the pieces that can be shown now, and True if a stop string was found, or None if the token completes no piece."""
         piece = self._assembler.add(token, top)
         if piece is None:
             return None

@@ -1,4 +1,4 @@
-"""One running generation: the engine's side writes pieces, the consumer's side takes them.
+"""One running generation: the engine's side writes pieces, and the consumer's side takes them.
 
 The two sides share the ring, ``is_cancelled``, ``_is_paused`` and ``_end``. Everything else belongs to the engine's thread.
 """
@@ -44,20 +44,20 @@ class RunningGeneration:
     Args:
         request: what to generate.
         model: the model; its vocabulary is used.
-        limit: completion tokens, at most.
-        buffered: tokens made and not taken before the sequence is parked. Those without text yet count too, but alone they don't park it,
-            because there is nothing to take.
+        limit: maximum number of completion tokens.
+        buffered: tokens generated but not yet taken at which the sequence is parked. Tokens without text yet count too, but alone they
+            don't park it, because there is nothing to take.
         wake: called when there is something to take. If it raises, the generation is cancelled, and its end has the error.
         engine: notified of changes on the consumer's side.
-        meter: measures the energy while it is computed, which it isn't while it is parked; None: nothing does.
+        meter: measures the energy while it is computed, which it isn't while it is parked; None to measure nothing.
 
     Attributes:
         drafted: draft tokens that were verified for it.
-        accepted: those of them that were drawn.
+        accepted: how many of them were drawn.
 
     Raises:
-        ConfigError: a sampling option is out of range, or the grammar can't be read or kept to.
-        EngineError: what the answer has already doesn't fit the grammar.
+        ConfigError: a sampling option is out of range, or the grammar can't be read or enforced.
+        EngineError: the beginning of the answer doesn't fit the grammar.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RunningGeneration:
         self.is_cancelled = False
         self.is_parked = False
         self._is_paused = False  # set by the consumer's side
-        self._was_paused = False  # parked for that, and not because pieces wait
+        self._was_paused = False  # parked because of that, not because pieces wait
         self._consumer = Consumer(wake)
         self._engine = engine
         self._ring: Ring[TextPiece] = Ring(buffered)
@@ -104,7 +104,7 @@ class RunningGeneration:
 
     def take(self) -> tuple[list[TextPiece], GenerationEnd | None]:
         """Return all pieces since the last call and, with the last of them, the end. Never blocks."""
-        pieces = self._ring.drain()  # before the end is read: an end that is set later than this wakes again
+        pieces = self._ring.drain()  # before the end is read, because an end that is set later wakes the consumer again
         end = self._end
         if end is not None:
             pieces += self._ring.drain()
@@ -127,7 +127,7 @@ class RunningGeneration:
         self._is_paused = True
 
     def resume(self) -> None:
-        """Go on after ``pause``; never blocks."""
+        """Continue after ``pause``; never blocks."""
         self._is_paused = False
         self._engine.notify()
 
@@ -150,7 +150,7 @@ class RunningGeneration:
 
     @property
     def most_tokens(self) -> int:
-        """Most tokens that prompt and answer may have together."""
+        """Maximum number of tokens of prompt and answer together."""
         return len(self.prompt) + self._limit
 
     @property
@@ -164,11 +164,11 @@ class RunningGeneration:
         return not self.request.prefill_only
 
     def logits_needed(self, rows: int) -> int:
-        """Return how many of the next ``rows`` rows need logits: 1 if they end the prompt, else 0."""
+        """Return how many of the next ``rows`` rows need logits: 1 if they end the prompt, otherwise 0."""
         return int(rows == self.missing and self.wants_logits)
 
     def admit(self, slot: Slot) -> None:
-        """Give the generation a slot, which may hold the beginning of the prompt already."""
+        """Give the generation a slot, which may already hold the beginning of the prompt."""
         self.slot = slot
         self._prefill.cached_tokens = len(slot.ids)
         self._prefill.admitted_at = perf_counter()
@@ -202,7 +202,7 @@ class RunningGeneration:
                 self.finish("stop", pieces)
                 return
             self._emit(pieces)
-        if self._sampler.is_over:  # no token is left but the end
+        if self._sampler.is_over:  # only the end token is left
             self.finish("stop")
             return
         self._park_if_full()
@@ -210,7 +210,7 @@ class RunningGeneration:
             self.finish("length")
 
     def end_prefill(self) -> None:
-        """End the generation: the prompt is decoded, and nothing else was requested."""
+        """End the generation, because the prompt is decoded and nothing else was requested."""
         self.finish("length")
 
     def _emit(self, pieces: list[TextPiece]) -> None:
@@ -228,19 +228,19 @@ class RunningGeneration:
                 return
 
     def _park_if_full(self) -> None:
-        """Park if the consumer has asked for it, or if as many tokens wait as may, however few pieces they are."""
+        """Park if the consumer has asked for it, or if the maximum number of tokens waits, however few pieces they are."""
         if self._is_paused and not self.is_parked:
             self.is_parked = self._was_paused = True
             self._energy.pause(now=perf_counter())
         if not self.is_parked and self._made - self._consumer.taken >= self._ring.capacity and len(self._ring):
             self.is_parked = True
-            if not len(self._ring):  # taken meanwhile, maybe before the consumer could see a parked sequence: it may never come back
+            if not len(self._ring):  # taken meanwhile, maybe before the consumer could see a parked sequence, so it may never come back
                 self.is_parked = False
             else:
                 self._energy.pause(now=perf_counter())
 
     def unpark(self) -> None:
-        """Go on if the consumer has taken what there was, and has not asked to pause."""
+        """Continue if the consumer has taken everything and has not asked to pause."""
         if self.is_parked and not self._is_paused and (self._was_paused or not len(self._ring)):
             self.is_parked = self._was_paused = False
             if not self.is_done:
@@ -250,7 +250,7 @@ class RunningGeneration:
             self._park_if_full()
 
     def end_pause(self) -> None:
-        """Go on, because others wait for the place."""
+        """Continue, because others wait for the place."""
         self._is_paused = False
         self.unpark()
 
@@ -259,9 +259,9 @@ class RunningGeneration:
 
         Args:
             reason: see ``GenerationEnd``.
-            pieces: what to emit last. None: all text that was held back if the answer is whole, else nothing. An endpoint that continues
-                a broken answer makes the rest of its last code point and decides about the stop string.
-            error: what made the generation fail; None: nothing.
+            pieces: what to emit last. None for all held-back text if the answer is whole, or else nothing. An endpoint that continues
+                a broken answer generates the rest of its last code point and decides about the stop string.
+            error: what made the generation fail, if anything.
         """
         if self._end is not None:
             return

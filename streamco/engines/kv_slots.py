@@ -1,8 +1,8 @@
-"""Slots of the KV cache: the tokens that lie in each, and the choice of a slot for a new prompt.
+"""Slots of the KV cache: the tokens in each, and the choice of a slot for a new prompt.
 
-A slot is a sequence id of the context with the tokens decoded into it. When a generation ends its slot keeps them: the next turn of a chat
+A slot is a sequence id of the context with the tokens decoded into it. When a generation ends, its slot keeps them: the next turn of a chat
 begins with the same tokens, and only the rest has to be computed. Prefixes of busy slots are shared too (in a unified cache a shared
-prefix takes no cells of its own). If two sequences read the same prompt at the same time, each catches up with the other before each of
+prefix takes no extra cells). If two sequences read the same prompt at the same time, each catches up with the other before each of
 its turns, so that together they read it once.
 
 Idle slots cost time even while they are not needed, because attention runs over all cells in use. So together they keep at most one
@@ -25,7 +25,7 @@ class Memory(Protocol):
     """The part of a context that slots need."""
 
     def remove(self, sequence: int, start: int, stop: int = -1) -> bool:
-        """Forget positions ``start`` to ``stop`` (-1: all after); False: the model's memory can't do that."""
+        """Forget positions ``start`` to ``stop`` (-1 for all after). Returns False if the model's memory can't do that."""
         ...
 
     def copy(self, source: int, target: int, stop: int) -> None:
@@ -34,7 +34,7 @@ class Memory(Protocol):
 
 
 class Slot:
-    """A sequence id of the context, and the tokens in its cells; ``beside`` is the slot that it holds a side path of, if it does."""
+    """A sequence id of the context, and the tokens in its cells. ``beside`` is the slot whose side path it holds, if any."""
 
     __slots__ = ("beside", "ids", "is_busy", "last_used", "owner", "sequence")
 
@@ -48,7 +48,7 @@ class Slot:
 
     @property
     def has_own_cells(self) -> bool:
-        """True unless it holds nothing but what it shares with the slot that it is beside."""
+        """True unless it holds only what it shares with the slot whose side path it is."""
         return bool(self.ids) and (self.beside is None or self.ids != self.beside.ids[: len(self.ids)])
 
 
@@ -60,9 +60,9 @@ class SlotTable:
         count: number of slots.
         max_idle_tokens: number of tokens that idle slots may keep together.
         can_share: a prefix of a sequence's memory is that prefix's memory (see ``LlamaModel.can_share_prefixes``), and copying is cheap.
-        can_fork: as ``can_share``, but copying may be expensive: only ``fork`` and ``catch_up`` copy from busy slots. None: as
-            ``can_share``.
-        min_copy: number of tokens from which on a copy takes less time than computing them.
+        can_fork: like ``can_share``, but copying may be expensive: only ``fork`` and ``catch_up`` copy from busy slots. None for the
+            value of ``can_share``.
+        min_copy: number of tokens from which a copy takes less time than computing them.
         stride: distance between the sequence ids of two slots.
         side_sequences: sequence ids for the side paths of tree drafts; copying must be cheap.
     """
@@ -89,7 +89,7 @@ class SlotTable:
         self._clock = 0
 
     def acquire(self, prompt: Sequence[int], owner: object = None) -> Slot:
-        """Return an idle slot, made busy, with as much of the prompt's beginning as memory has; the last token is left out.
+        """Make an idle slot busy and return it, with as much of the prompt's beginning as memory has, except the last token.
 
         Args:
             prompt: token ids.
@@ -112,7 +112,7 @@ class SlotTable:
         return slot
 
     def fork(self, source: Slot, ids: Sequence[int]) -> Slot:
-        """Return an idle slot, made busy, with as much of the beginning of these ids as the source has."""
+        """Make an idle slot busy and return it, with as much of the beginning of these ids as the source has."""
         idle = [slot for slot in self._slots if not slot.is_busy]
         if not idle:
             raise AssertionError("fork was called without an idle slot")
@@ -129,7 +129,7 @@ class SlotTable:
         target.ids = source.ids[:length]
 
     def catch_up(self, slot: Slot, prompt: Sequence[int], limit: int) -> int:
-        """Copy to a busy slot what others of its owner have by now of its prompt's first ``limit`` tokens; return how many it gained."""
+        """Copy to a busy slot what its owner's other slots now have of its prompt's first ``limit`` tokens; return how many it gained."""
         has = len(slot.ids)
         best, donor = has + self._min_copy - 1, None
         if not self._can_fork or best >= limit:
@@ -148,11 +148,11 @@ class SlotTable:
         return best - has
 
     def take_sides(self, slot: Slot, count: int, busy: Collection[Slot]) -> list[Slot] | None:
-        """Return ``count`` slots for side paths, which share what ``slot`` holds; None: all others are in the present batch.
+        """Return ``count`` slots for side paths, which share what ``slot`` holds, or None if all others are in the present batch.
 
         After the batch they keep their paths, so that ``catch_up`` finds the accepted one, until they are dropped or taken again. If no
-        slot is unused, those are taken that an owner with the most of them has, and of these those of the slot with the most paths: so
-        trees of one owner don't cost all others what they have read.
+        slot is unused, they are taken from the owner who has the most, and there from the slot with the most paths. So one owner's trees
+        don't cost all others what they have read.
 
         Args:
             slot: holds the tokens before the draft.
@@ -174,7 +174,7 @@ class SlotTable:
         return taken
 
     def _most_held(self, free: list[Slot], count: int) -> list[Slot]:
-        """Return ``count`` of these side paths: each time one of the owner, then of the slot, that has the most; then the oldest."""
+        """Return ``count`` of these side paths, each time from the owner, then the slot, that has the most; then the oldest."""
         owners = Counter(side.owner for side in self._sides if side.beside is not None)
         slots: Counter[Slot | None] = Counter(side.beside for side in self._sides if side.beside is not None)
         taken: list[Slot] = []
@@ -199,7 +199,7 @@ class SlotTable:
         for slot in self._slots:
             if slot.owner != owner or (slot.is_busy and not self._can_share):
                 continue
-            # The last token is always decoded, because its logits are needed.
+            # The last token is always decoded because its logits are needed.
             shared = min(common_prefix_length(slot.ids, prompt), len(prompt) - 1)
             if shared > best or (shared == best and donor is not None and donor.is_busy and not slot.is_busy):
                 best, donor = shared, slot
@@ -228,9 +228,9 @@ class SlotTable:
         del slot.ids[length:]
 
     def forget_idle(self) -> bool:
-        """Empty all side paths, or if these hold no cells of their own, the idle slot that was used least lately; False: nothing was freed.
+        """Empty all side paths, or the least recently used idle slot if they hold no cells themselves. Returns False if nothing was freed.
 
-        What a chat has read is worth more than what a side path holds, which is a few rows.
+        What a chat has read is worth more than a side path, which is only a few rows.
         """
         sides = [side for side in self._sides if side.ids]
         has_freed = any(side.has_own_cells for side in sides)

@@ -1,4 +1,4 @@
-"""The engine on llama.cpp: one thread owns one context and runs all of its sequences (see ``loop``)."""
+"""The engine that runs on llama.cpp: one thread owns one context and runs all of its sequences (see ``loop``)."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ __all__ = ["LlamaEngine"]
 logger = logging.getLogger("streamco.engine")
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
-SIDE_SEQUENCES = 32  # for the side paths of tree drafts: all batches together
+SIDE_SEQUENCES = 32  # for the side paths of tree drafts, in all batches together
 MAX_PATHS = 8  # of one tree draft
-# A copy is of the whole context. So it pays from this many tokens on, or from one MIN_COPY_SHARE-th of the context if that is more: these
-# take over seven times as long to compute.
+# A copy always covers the whole context. So it pays from this many tokens on, or from one MIN_COPY_SHARE-th of the context if that is
+# more, which take over seven times as long to compute.
 MIN_COPY_TOKENS = 16
 MIN_COPY_SHARE = 128
 
 
 class LlamaEngine:
-    """A GGUF model, loaded and ready. Loading takes about as long as reading the file: create it in a worker thread.
+    """A GGUF model, loaded and ready. Loading takes about as long as reading the file, so create it in a worker thread.
 
     Args:
         path: the GGUF file.
-        options: settings of the engine; None: the defaults.
+        options: settings of the engine; None for the defaults.
         on_progress: called with 0.0 to 1.0 while it loads.
         pace: when the results of a step may be shown, to behave like a larger model. None shows them at once.
 
@@ -65,13 +65,13 @@ class LlamaEngine:
     """
 
     load_seconds: float
-    """Seconds in which file and context were opened; the first decodes, and rows if they are measured, come on top."""
+    """Seconds that opening the file and the context took, without the first decodes and without measuring rows."""
 
     draft_gain: float = 1.0
-    """Tokens that drafts can give in the time of one at most, if all of them are right; 1.0: there are no drafts."""
+    """The most tokens that drafts can give in the time of one, if all of them are right; 1.0 if there are no drafts."""
 
     takes_grammars = has_grammars()
-    """Answers can be held to ``GenerationRequest.grammar``."""
+    """True if answers can be made to match ``GenerationRequest.grammar``."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class LlamaEngine:
         tokens = self.info.context_tokens
         self._loop = EngineLoop(self._context, self._slots, options, self._share, pace, tokens=tokens, draft_paths=self.draft_paths)
         self._thread = threading.Thread(target=self._run, name=f"streamco-{self._model.info.name}", daemon=True)
-        meter = machine_meter()  # which knows nothing of a GPU's energy
+        meter = machine_meter()  # it can't measure a GPU's energy
         self._meter = None if meter is None or self._model.library.llama_supports_gpu_offload() else meter
         self._row_costs: Mapping[int, float] = {}
         self._is_warm = threading.Event()
@@ -188,7 +188,7 @@ class LlamaEngine:
         """Queue a generation.
 
         Raises:
-            EngineError: the engine is closed or has failed, the prompt is empty, holds foreign ids or does not fit the context.
+            EngineError: the engine is closed or has failed, the prompt is empty, contains unknown ids or doesn't fit the context.
             ConfigError: a sampling option is out of range.
         """
         sequence = RunningGeneration(
@@ -225,14 +225,14 @@ class LlamaEngine:
         return free_tokens if wanted is None else min(wanted, free_tokens)
 
     def row_costs(self) -> Mapping[int, float]:
-        """Return the seconds of a batch of verification rows by its rows; see ``HoldingEngine.row_costs``.
+        """Return the seconds that a batch of verification rows takes, by its number of rows; see ``HoldingEngine.row_costs``.
 
-        {}: the engine was loaded without ``EngineOptions(measure_rows=True)`` and without drafts.
+        It is {} if the engine was loaded without ``EngineOptions(measure_rows=True)`` and without drafts.
         """
         return self._row_costs
 
     def together(self) -> AbstractContextManager[None]:
-        """Hand in all tasks that are requested inside at once; see ``HoldingEngine.together``."""
+        """Submit all tasks that are requested inside together; see ``HoldingEngine.together``."""
         return self._loop.together()
 
     def hold(self, label: Hashable = None, *, owner: str | None = None) -> TokenSequence:
@@ -240,14 +240,14 @@ class LlamaEngine:
 
         Raises:
             EngineError: the engine was loaded without ``held_sequences``.
-            UsageError: the label has no hash.
+            UsageError: the label isn't hashable.
         """
         if not self.options.held_sequences:
             raise EngineError("hold: expected an engine with EngineOptions(held_sequences=...) above 0, got 0")
         return HeldSequence(self._loop, self._model, label, owner=owner)
 
     def close(self) -> None:
-        """Cancel everything, join the thread, free the memory; idempotent, safe from any thread but the engine's own."""
+        """Cancel everything, join the thread, free the memory; idempotent, and safe from any thread except the engine's own."""
         if threading.current_thread() is self._thread:
             raise UsageError("close: expected a thread other than the engine's, got a call from inside a wake-up")
         self._loop.close()
@@ -255,7 +255,7 @@ class LlamaEngine:
         _open_engines.discard(self)
 
     def _measure_rows(self) -> Mapping[int, float]:
-        """Return what batches cost: as it is imposed, as it was measured before, or as it is measured now; on the engine's thread."""
+        """Return what batches cost, as imposed, as measured before, or as measured now. Called on the engine's thread."""
         from streamco.profiles.row_costs import padded_costs, split_costs  # their package needs numpy
 
         sizes = [rows for rows in ROW_SIZES if rows <= self._context.rows]
@@ -265,23 +265,23 @@ class LlamaEngine:
         measure = partial(measured_costs, self._loop.time_batch, sizes, cpu_clock=cpu_clock)
         try:
             key = machine_key(self.path, self._model.library, self._share.threads, self._model.repacking, sizes)
-        except OSError:  # the file is gone since it was loaded
+        except OSError:  # the file has been removed since it was loaded
             costs: Mapping[int, float] = measure().seconds
         else:
             costs = kept_costs(key, measure)
         if self.options.exact:
             return split_costs(costs, self._loop.exact_rows) if costs else {}
-        if self._model.can_share_prefixes and not self._context.has_attention:  # else rows can't be taken back, or aren't added
+        if self._model.can_share_prefixes and not self._context.has_attention:  # otherwise rows can't be taken back, or aren't added
             self._loop.pad_batches(costs)
             return padded_costs(costs)
         return costs
 
     def _open_draft_source(self) -> DraftSource | None:
-        """Return where drafts of answers come from; None: there are to be none.
+        """Return the source of drafts for answers, or None if there should be none.
 
         Raises:
-            ConfigError: drafts are impossible with this model, or with the one that is to draft.
-            EngineError: that one can't be loaded.
+            ConfigError: drafts are impossible with this model, or with the model that is to draft.
+            EngineError: the latter can't be loaded.
         """
         options = self.options
         if not options.draft:
@@ -297,7 +297,7 @@ class LlamaEngine:
         return ModelSource(file, self._model, answers=options.max_sequences, tokens=tokens, share=self._share)
 
     def _make_drafts(self, source: DraftSource) -> BatchDrafts | None:
-        """Return what drafts the answers; None: the price list says that it can't pay."""
+        """Return what drafts the answers, or None if by the price list drafting can't pay."""
         from streamco.engines.answer_drafts import BatchDrafts
         from streamco.policies.drafts.batch_drafts import MIN_GAIN
 
@@ -355,7 +355,7 @@ def _check_options(options: EngineOptions) -> None:
 
 
 def _layers(options: EngineOptions, count: int) -> list[int]:
-    """Return the layers that are read, counted from 0. Layers before the first count as the first."""
+    """Return the layers to read, counted from 0. Layers before the first count as the first."""
     for layer in options.attention_layers:
         if layer >= count:
             raise ConfigError(f"attention_layers: expected layers below {count}, got {layer}")
@@ -367,6 +367,6 @@ _open_engines: weakref.WeakSet[LlamaEngine] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Close all engines: a thread that is inside llama.cpp while the interpreter exits would crash the process."""
+    """Close all engines, because a thread that is inside llama.cpp while the interpreter exits would crash the process."""
     for engine in list(_open_engines):
         engine.close()

@@ -1,12 +1,12 @@
 """The loop of an engine's thread: which sequences are decoded next, in which batch, and which are stopped.
 
 Each round is one decode of all sequences that are writing (generations and drafts), then one batch of verifications, then one chunk of one
-prompt. A prefill batch holds one sequence alone. So aborting it affects no other sequence, and the loser of a race stops inside its chunk.
+prompt. A prefill batch holds only one sequence. So aborting it affects no other sequence, and the loser of a race stops inside its chunk.
 On a CPU this costs next to nothing, because a chunk of 32 takes as long as ten decodes.
 
-If a consumer doesn't read, its sequence is parked. The thread goes on with the others and sleeps only when nothing can be done.
+If a consumer doesn't read, its sequence is parked. The thread continues with the others and sleeps only when nothing can be done.
 
-An error of one piece of work ends that work alone (``_guarded``). Any other error ends the thread and all work.
+An error in one piece of work ends only that work (``_guarded``). Any other error ends the thread and all work.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class EngineLoop:
     """The state of the engine's thread, and the few methods that other threads may call.
 
     Args:
-        context: has one sequence more than ``options`` asks for; in exact mode one more for each, see ``Decoder``.
+        context: has one sequence more than ``options`` asks for; in exact mode one more for each (see ``Decoder``).
         slots: slots of that context.
         options: how the engine runs.
         share: number of threads that compute.
-        pace: when the results of a step may be shown; None: at once.
+        pace: when the results of a step may be shown; None for at once.
         tokens: number of tokens that a sequence may have.
-        draft_paths: number of paths that a tree draft may have; 1: chains alone.
+        draft_paths: number of paths that a tree draft may have; 1 for chains only.
     """
 
     def __init__(
@@ -76,15 +76,15 @@ class EngineLoop:
         self.time_batch, self.pad_batches = self._decoder.time_batch, self._decoder.pad_batches
         self.failure: BaseException | None = None
         self._inbox: SimpleQueue[Arrival] = SimpleQueue()
-        self._inbox_lock = threading.Lock()  # held while work that belongs together is put in
+        self._inbox_lock = threading.Lock()  # held while work that belongs together is queued
         self._live: set[SequenceWork] = set()  # all work in the four queues below or between two of them
         self._waiting: deque[RunningGeneration] = deque()
-        self._generations = 0  # number of those with a slot
+        self._generations = 0  # number of generations with a slot
         self._prefilling: deque[SequenceWork] = deque()
         self._verifying: deque[SequenceWork] = deque()
         self._writing: list[SequenceWork] = []
         self.drafts: BatchDrafts | None = None
-        """Proposes tokens of answers; None: each step gives one token of each. Set before ``run``."""
+        """Proposes tokens of answers; if None, each step gives one token for each answer. Set before ``run``."""
         self._may_draft = True
 
     @property
@@ -95,7 +95,7 @@ class EngineLoop:
     # Any thread
 
     def put(self, arrival: RunningGeneration | Task | Consumer) -> None:
-        """Queue work for the engine's thread, or a consumer that it wakes in its next round.
+        """Queue work for the engine's thread, or a consumer to wake in its next round.
 
         Raises:
             EngineError: the engine has failed or is closing.
@@ -109,12 +109,12 @@ class EngineLoop:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Let the thread take in all work that is put inside at once."""
+        """Let the thread receive all work that is queued inside the block at once."""
         with self._inbox_lock:
             yield
 
     def notify(self) -> None:
-        """Let the thread look again, because something changed."""
+        """Make the thread look again, because something changed."""
         self._inbox.put(None)
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class EngineLoop:
                 self._prefill(self._prefilling[0])
 
     def end(self, failure: BaseException | None) -> None:
-        """End all work; no more is taken in."""
+        """End all work, and accept no more."""
         with self._decoder.lock:
             self.failure = failure
             self._decoder.is_closing = True
@@ -151,7 +151,7 @@ class EngineLoop:
         self._held.end(reason, error)
 
     def _collect(self) -> bool:
-        """Take in what arrived; sleep while nothing can be done. False: the engine is closing."""
+        """Accept what arrived, and sleep while nothing can be done. Returns False if the engine is closing."""
         self._drain_inbox()
         self._end_pauses()
         was_idle = False
@@ -164,7 +164,7 @@ class EngineLoop:
         return not self._decoder.is_closing
 
     def _end_pauses(self) -> None:
-        """Let paused generations go on to their ends if others wait for a place."""
+        """Let paused generations run to their ends if others wait for a place."""
         if self._waiting and not self._has_free_slot:
             for work in self._writing:
                 if isinstance(work, RunningGeneration):
@@ -206,11 +206,11 @@ class EngineLoop:
         return self._generations < self._options.max_sequences
 
     def _free_memory(self) -> bool:
-        """Empty unused memory: that of ended work, then that of an idle held sequence; False: there was none."""
+        """Empty unused memory: first of ended work, then of an idle held sequence. Returns False if there was none."""
         return self._slots.forget_idle() or (self._held.evict() and self._slots.forget_idle())
 
     def _reap(self) -> None:
-        """End what was cancelled, and free the slots of what is done."""
+        """End cancelled work, and free the slots of finished work."""
         self._held.reap()
         for queue in (self._waiting, self._prefilling, self._verifying, self._writing):
             for work in [each for each in queue if each.is_cancelled or each.is_done]:
@@ -229,7 +229,7 @@ class EngineLoop:
             self._enqueue(task)
 
     def _enqueue(self, work: SequenceWork) -> None:
-        """Queue work for its next decode. A task that lacks a single row is decoded together with the writers, which have one row each."""
+        """Queue work for its next decode. A task that needs only one row is decoded together with the writers, which have one row each."""
         if work.missing == 1 and work.wants_logits and isinstance(work, Task):
             work.next_token = work.prompt[-1]
             self._writing.append(work)
@@ -247,7 +247,7 @@ class EngineLoop:
             self._writing = []
 
     def _decode_writing(self, ready: Sequence[SequenceWork]) -> None:
-        """Decode the next row of each generation or task in ``ready``, and draft tokens of generations behind it where that pays."""
+        """Decode the next row of each generation or task in ``ready``, and a generation's draft tokens after it where that pays."""
         if not ready:
             return
         context = self._context
@@ -263,7 +263,7 @@ class EngineLoop:
         drafted = context.count - len(ready)
         single = [work for work in ready if work not in drafts]
         if not self._decoder.compute(ready, single=single, rows=len(ready), prefill_tokens=drafted, may_retry=drafted > 0):
-            self._may_draft = not drafted  # if memory lacks, the next batch does without
+            self._may_draft = not drafted  # if memory is short, the next batch has no drafts
             return
         self._may_draft = True
         for row, work in zip(rows, ready, strict=True):
@@ -287,7 +287,7 @@ class EngineLoop:
         answers = [work for work in ready if isinstance(work, RunningGeneration)]
         try:
             chosen = self.drafts.choose(answers, len(ready), is_allowed=self._may_draft)
-        except Exception:  # what only makes answers faster must not end them
+        except Exception:  # something that only makes answers faster must not end them
             logger.exception("drafts of answers failed: from now on there are none")
             self.drafts.close()
             self.drafts = None
@@ -295,7 +295,7 @@ class EngineLoop:
         return {answer: draft for answer, draft in zip(answers, chosen, strict=True) if draft}
 
     def _accept_draft(self, drafts: BatchDrafts, work: RunningGeneration, draft: Sequence[int], row: int) -> None:
-        """Draw from the rows of a draft as long as the tokens drawn are its own, and forget the others."""
+        """Draw from the rows of a draft as long as the drawn tokens equal its own, and forget the others."""
         slot, accepted = slot_of(work), 0
         while accepted < len(draft) and work.next_token == draft[accepted] and not (work.is_done or work.is_parked):
             slot.ids.append(draft[accepted])
@@ -307,7 +307,7 @@ class EngineLoop:
         drafts.record(work, len(draft), accepted)
 
     def _verify(self, ready: Iterable[SequenceWork]) -> None:
-        """Decode one batch with as much of the work as fits, oldest first. The batch is a step of its own, without prefills."""
+        """Decode one batch with as much of the work as fits, oldest first. The batch is a separate step, without prefills."""
         batch = self._add_verifications(ready)
         if not batch:
             return
@@ -343,7 +343,7 @@ class EngineLoop:
             if context.count + part.rows + pads > context.rows:
                 break
             if part.add(context, self._slots, [side for each in batch for side in each.sides]):
-                batch.append(part)  # else it is the first of the next batch; what has fewer paths need not wait for that
+                batch.append(part)  # otherwise it is the first of the next batch; work with fewer paths needn't wait for that
         return batch
 
     def _prefill(self, work: SequenceWork) -> None:
@@ -368,7 +368,7 @@ class EngineLoop:
             self._enqueue(work)
 
     def _catch_up(self, work: SequenceWork) -> bool:
-        """Copy what other work has read of this prompt since the last turn. Return False if the work has ended."""
+        """Copy what other work has read of this prompt since the last turn. Returns False if the work has ended."""
         found = self._slots.catch_up(slot_of(work), work.prompt, len(work.prompt) - work.logits_needed(work.missing))
         if found:
             work.record_cached(found)
@@ -383,7 +383,7 @@ class EngineLoop:
         work.record_attention(self._context.attention(row))
 
     def _guarded(self, work: SequenceWork, function: Callable[..., None], *arguments: object) -> None:
-        """Call a function that uses one piece of work. If it raises, that work ends with the error, and all other work goes on."""
+        """Call a function that uses one piece of work. If it raises, that work ends with the error, and all other work continues."""
         if work.is_done:
             return
         try:
@@ -397,7 +397,7 @@ class EngineLoop:
             work.finish("error", error=error)
 
     def _is_over(self, work: SequenceWork) -> bool:
-        """Return True if the work has ended, and free its slot then."""
+        """Return True if the work has ended, after freeing its slot."""
         if work.is_done:
             self._release(work)
         return work.is_done
@@ -423,7 +423,7 @@ class _VerifyPart:
 
     Args:
         work: the work.
-        chunk: number of rows that it may have. A tree's rows are all in one batch, so what comes before it may get a batch of its own.
+        chunk: number of rows that it may have. A tree's rows are all in one batch, so what comes before it may get a separate batch.
     """
 
     def __init__(self, work: SequenceWork, chunk: int) -> None:
@@ -446,7 +446,7 @@ class _VerifyPart:
         return len(self._chunk) + (len(self._tree.side_nodes) if self._tree is not None else 0)
 
     def add(self, context: LlamaContext, slots: SlotTable, busy: Sequence[Slot]) -> bool:
-        """Add the rows to the batch; False: there is no sequence left for a side path. ``busy`` are those of the batch."""
+        """Add the rows to the batch. Returns False if no sequence is left for a side path. ``busy``: slots of the batch."""
         if self._tree is None:
             needed = self.work.logits_needed(len(self._chunk))
             context.add_run(self._chunk, self._start, self._slot.sequence, wants_logits=needed)

@@ -26,9 +26,9 @@ class Predictor:
     """Makes the predictions of one task.
 
     Args:
-        sampling: the options that tokens are drawn under.
-        top: alternatives for each position.
-        row_ids: maximum number of ids in a row. Tokens are then drawn from rows with whole numbers as weights. 0: no rows.
+        sampling: the options for drawing tokens.
+        top: number of alternatives for each position.
+        row_ids: maximum number of ids in a row. Tokens are then drawn from rows with whole numbers as weights. 0 for no rows.
 
     Raises:
         ConfigError: an option is out of range.
@@ -47,7 +47,7 @@ class Predictor:
         self._row_ids = row_ids
 
     def read_row(self, logits: Logits, position: int, token: int | None) -> Prediction:
-        """Return the prediction for a position where ``token`` stands.
+        """Return the prediction for a position that holds ``token``.
 
         Raises:
             EngineError: the logits are not numbers.

@@ -1,10 +1,10 @@
-"""The energy of this machine's processors by their own counters (RAPL), as Linux shows those of Intel and AMD under /sys/class/powercap.
+"""The energy of this machine's processors by their own counters (RAPL), which Linux shows under /sys/class/powercap for Intel and AMD.
 
-A counter has the energy of a whole processor package: its cores, its caches, an integrated GPU, whatever runs on them, and what they take
-when they idle. No counter tells apart whom it was used for. So the energy of a time in which several pieces of work are under way is
-divided among them in equal parts, and their sum is what the packages have used.
+A counter measures the energy of a whole processor package: its cores, its caches, an integrated GPU, whatever runs on them, and what they
+use when idle. It doesn't tell for whom the energy was used. So while several pieces of work are in progress, the energy is divided among
+them in equal parts, and the sum of the parts is what the packages have used.
 
-Linux lets only root read the counters, because their steps can give away what other programs compute (CVE-2020-8694).
+Linux lets only root read the counters, because their values can reveal what other programs compute (CVE-2020-8694).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import NamedTuple
 __all__ = ["EnergyMeter", "PackageCounter", "WorkEnergy", "find_packages", "machine_meter"]
 
 _ROOT = Path("/sys/class/powercap")
-_MAX_WATTS = 500.0  # of one package: a counter that has gone further was set back, or may have run round more than once
+_MAX_WATTS = 500.0  # of one package; a counter that has moved further was reset, or may have wrapped around more than once
 _SLACK_UJ = 1e6
 
 logger = logging.getLogger("streamco.engine")
 
 
 class PackageCounter(NamedTuple):
-    """The counter of one processor package, in microjoules; after ``range_uj`` it begins at 0 again."""
+    """The counter of one processor package, in microjoules; after ``range_uj`` it starts at 0 again."""
 
     path: Path
     range_uj: int
@@ -35,21 +35,21 @@ class PackageCounter(NamedTuple):
         """Return the counter.
 
         Raises:
-            OSError, ValueError: it can't be read, or has no number.
+            OSError, ValueError: it can't be read, or doesn't contain a number.
         """
         return int(self.path.read_bytes())
 
     def used(self, before: int, after: int, seconds: float) -> float | None:
-        """Return the joules between two readings; None: they can't be told from the readings."""
+        """Return the joules between two readings, or None if the readings don't determine them."""
         steps = after - before + (self.range_uj if after < before else 0)
         most = _MAX_WATTS * 1e6 * seconds + _SLACK_UJ
         return None if steps > most or most >= self.range_uj else steps / 1e6
 
 
 def find_packages(root: Path = _ROOT) -> tuple[PackageCounter, ...]:
-    """Return the counters of all packages; (): there are none, or one of them can't be read.
+    """Return the counters of all packages, or () if there are none or one of them can't be read.
 
-    Only packages count: the other domains are parts of them (``intel-rapl:0:0``: cores, memory), or have them as a part (``psys``).
+    Only packages count: the other domains are parts of them (``intel-rapl:0:0``: cores, memory), or contain them (``psys``).
     """
     found = []
     try:
@@ -65,7 +65,7 @@ def find_packages(root: Path = _ROOT) -> tuple[PackageCounter, ...]:
 
 @cache
 def machine_meter() -> EnergyMeter | None:
-    """Return the meter of this machine, which all engines of the process share; None: its counters can't be read. Decided once."""
+    """Return the meter of this machine, which all engines of the process share, or None if its counters can't be read (decided once)."""
     packages = find_packages()
     return EnergyMeter(packages) if packages else None
 
@@ -76,37 +76,37 @@ class _Mark(NamedTuple):
 
 
 class EnergyMeter:
-    """Divides the energy of all packages among the work that is under way. Any thread may call it; a call reads every counter once.
+    """Divides the energy of all packages among the work in progress. Any thread may call it; a call reads every counter once.
 
-    Once a counter can't be read, nothing is measured any more.
+    As soon as a counter can't be read, nothing is measured any more.
     """
 
     def __init__(self, packages: Sequence[PackageCounter]) -> None:
         self._packages = packages
         self._lock = Lock()
         self._running = 0
-        self._each = 0.0  # joules of a piece of work that has been under way from the beginning on
-        self._gaps = 0  # times whose energy isn't known
+        self._each = 0.0  # joules of a piece of work that has been in progress since the beginning
+        self._gaps = 0  # number of intervals whose energy isn't known
         self._is_off = False
         self._read: list[int] = []
         self._at = 0.0
 
     def begin(self, *, now: float) -> _Mark:
-        """Record that a piece of work begins or goes on; return what ``end`` takes. ``now`` is in seconds, monotonic."""
+        """Record that a piece of work begins or continues; return what ``end`` takes. ``now`` is in seconds, monotonic."""
         with self._lock:
             self._divide(now)
             self._running += 1
             return _Mark(self._each, self._gaps)
 
     def end(self, begun: _Mark, *, now: float) -> float | None:
-        """Record that it has ended or pauses; return its joules since ``begun``. None: they aren't known."""
+        """Record that it has ended or pauses; return its joules since ``begun``, or None if they aren't known."""
         with self._lock:
             self._divide(now)
             self._running -= 1
             return None if self._is_off or begun.gaps != self._gaps else self._each - begun.each
 
     def _divide(self, now: float) -> None:
-        """Give each piece of work its part of what was used since the last call."""
+        """Give each piece of work its part of the energy used since the last call."""
         if self._is_off:
             return
         try:
@@ -128,10 +128,10 @@ class WorkEnergy:
     """The energy of one piece of work, which may pause.
 
     Args:
-        meter: the machine's; None: nothing is measured.
+        meter: the machine's meter; None to measure nothing.
 
     Attributes:
-        joules: those so far, without the time since the last ``resume``; None: not known, or it has not begun.
+        joules: energy so far, without the time since the last ``resume``; None if not known, or it has not begun.
     """
 
     def __init__(self, meter: EnergyMeter | None) -> None:
@@ -141,12 +141,12 @@ class WorkEnergy:
         self.joules: float | None = None
 
     def resume(self, *, now: float) -> None:
-        """Begin, or go on after a pause."""
+        """Begin, or continue after a pause."""
         if self._meter is not None and self._begun is None:
             self._begun = self._meter.begin(now=now)
 
     def pause(self, *, now: float) -> None:
-        """Pause or end; idempotent."""
+        """Stop measuring, at a pause or at the end; idempotent."""
         if self._meter is None or self._begun is None:
             return
         used = self._meter.end(self._begun, now=now)

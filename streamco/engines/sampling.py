@@ -1,10 +1,10 @@
-"""Drawing a token from a row of logits.
+"""Draws a token from a row of logits.
 
-Temperature comes first, then top_k, top_p and min_p, as in OpenAI, vLLM and transformers. So both sides of a race understand the same
-numbers. llama.cpp's own chain divides by the temperature last.
+Temperature comes first, then top_k, top_p and min_p, as in OpenAI, vLLM and transformers. So the same numbers mean the same on both sides
+of a race. llama.cpp's own chain divides by the temperature last.
 
 From 49,152 logits, the compiled leaf draws in 12 us (29 us without top_k) and lists the likeliest in 21 us. Without it numpy is used, which
-takes 53, 830 and 70 us. The leaf's Python twin is for reading: it takes 13 ms.
+takes 53, 830 and 70 us. The leaf's Python twin, which takes 13 ms, is only for reading.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_TOP_K", "MIN_P", "MIN_TOP_P", "Constraint", "Sampler", "TEMPERATURE", "TOP_K", "TOP_P", "candidates", "top_probabilities"]
 
-# llama.cpp's own defaults (common_params_sampling): small quantised models need them against their flat tails
+# llama.cpp's defaults (common_params_sampling), which small quantised models need against their flat tails
 TEMPERATURE = 0.8
 TOP_K = 40
 TOP_P = 0.95
 MIN_P = 0.05
 
-MAX_PENALTY = 2.0  # as at OpenAI
-MAX_BIAS = 100.0  # as at OpenAI: -100 and 100 forbid and force a token
-NEAR = 64  # tokens that are tried before all are: about 0.04 ms
+MAX_PENALTY = 2.0  # as in OpenAI's API
+MAX_BIAS = 100.0  # as in OpenAI's API; -100 and 100 forbid and force a token
+NEAR = 64  # tokens that are tried before all are, which takes about 0.04 ms
 MAX_TOP_K = (1 << 31) - 1  # the leaf takes a C int; no vocabulary is that large
 MIN_TOP_P = 1e-9  # the first token alone reaches it
 
@@ -47,7 +47,7 @@ def candidates(
     Args:
         logits: one row, float32, shape (vocabulary,).
         temperature: above 0.
-        top_k: number of best tokens that are kept; 0: all.
+        top_k: number of best tokens that are kept; 0 for all.
         top_p: probability that the smallest kept set must reach.
         min_p: share of the best token's probability that a kept token must reach.
 
@@ -61,7 +61,7 @@ def candidates(
     if 0 < top_k < size:
         ids = _largest(logits, best, top_k)
     elif min_p > 0.0 and top_p >= 1.0:
-        # the float32 comparison keeps slightly too many; the exact one follows below
+        # this float32 comparison keeps slightly too many; the exact one follows below
         ids = _sorted(logits, np.flatnonzero(logits >= best + temperature * np.log(min_p) - 0.01))
     else:
         ids = np.arange(size)
@@ -80,7 +80,7 @@ def candidates(
 
 
 def _highest(logits: Logits) -> float:
-    best = float(logits.max())  # NaN if any is
+    best = float(logits.max())  # NaN if any of them is
     if not abs(best) < float("inf"):
         raise EngineError(f"logits: expected finite numbers, got {best} as the largest")
     return best
@@ -107,7 +107,7 @@ def _largest(logits: Logits, best: float, count: int) -> NDArray[np.int64]:
 
 
 def _nucleus(weights: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
-    """Return the likeliest indices that together reach ``top_p``, likeliest first. Only candidates are sorted: all would take 5 ms."""
+    """Return the likeliest indices that together reach ``top_p``, likeliest first. Only candidates are sorted; all would take 5 ms."""
     import numpy as np
 
     best = weights.max()
@@ -122,7 +122,7 @@ def _nucleus(weights: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
 def _sorted(logits: Logits, ids: NDArray[np.int64]) -> NDArray[np.int64]:
     import numpy as np
 
-    ordered: NDArray[np.int64] = ids[np.argsort(-logits[ids], kind="stable")]  # ids come in ascending order, and equal logits keep it
+    ordered: NDArray[np.int64] = ids[np.argsort(-logits[ids], kind="stable")]  # ids are in ascending order, which equal logits keep
     return ordered
 
 
@@ -132,7 +132,7 @@ def top_probabilities(logits: Logits, count: int, token: int | None = None) -> t
     Args:
         logits: one row, float32, shape (vocabulary,).
         count: number of tokens.
-        token: comes after them if it isn't among them; None: they come alone.
+        token: added after them if it isn't among them; None to add none.
 
     Raises:
         EngineError: the logits are not numbers.
@@ -156,7 +156,7 @@ def _likeliest(logits: Logits, count: int) -> tuple[tuple[int, float], ...]:
 
 
 class Adjustments:
-    """What one answer's penalties and biases do to its logits, as at OpenAI: tokens of the prompt don't count.
+    """Applies one answer's penalties and biases to its logits, as in OpenAI's API: tokens of the prompt don't count.
 
     Source: OpenAI API reference, chat/create; logit -= count * frequency_penalty + (count > 0) * presence_penalty.
     """
@@ -168,7 +168,7 @@ class Adjustments:
         self._counts: dict[int, int] = {}
 
     def apply(self, logits: Logits) -> Logits:
-        """Return a changed copy of the row; the engine's own stays as it is.
+        """Return a changed copy of the row; the engine's row stays as it is.
 
         Raises:
             EngineError: a bias is for a token that the vocabulary doesn't have.
@@ -200,12 +200,12 @@ class Constraint(Protocol):
         ...
 
     def accept(self, token: int, /) -> None:
-        """Go on after a token that fits."""
+        """Add a token that fits."""
         ...
 
     @property
     def is_over(self) -> bool:
-        """True if nothing may follow but an end token."""
+        """True if only an end token may follow."""
         ...
 
 
@@ -214,12 +214,12 @@ class Sampler:
 
     Temperature 0 (or ``top_k`` 1) is greedy: the first of the largest logits.
 
-    With a constraint, tokens are drawn as from a row in which those that don't fit have a logit of -inf. Most often the likeliest tokens
-    alone decide that; else the whole row is looked through.
+    With a constraint, tokens are drawn as if every token that doesn't fit had a logit of -inf. Usually it is enough to check the likeliest
+    tokens; otherwise the whole row is checked.
 
     Args:
         options: how tokens are drawn.
-        constraint: the tokens that may be drawn; None: all.
+        constraint: the tokens that may be drawn; None for all.
 
     Raises:
         ConfigError: an option is out of range.
@@ -253,7 +253,7 @@ class Sampler:
 
     @property
     def is_over(self) -> bool:
-        """True if the constraint lets nothing follow but an end token."""
+        """True if the constraint lets only an end token follow."""
         return self._constraint is not None and self._constraint.is_over
 
     def _draw_fitting(self, logits: Logits, constraint: Constraint) -> int:
@@ -262,7 +262,7 @@ class Sampler:
         count = 1 if self.is_greedy else self._top_k
         likely = _largest(logits, _highest(logits), min(max(NEAR, 2 * count), len(logits)))
         ids: NDArray[np.integer[Any]] = likely[constraint.fits(likely)]
-        if not 0 < count <= len(ids):  # less likely tokens may be among those to draw from
+        if not 0 < count <= len(ids):  # less likely tokens may be drawn as well
             ids = constraint.allowed()
         masked = np.full_like(logits, -np.inf)
         masked[ids] = logits[ids]
@@ -281,7 +281,7 @@ class Sampler:
         return self.draw_from(*self._candidates(logits))
 
     def distribution(self, logits: Logits) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the tokens that may be drawn, best first, and their probabilities; a single one when greedy.
+        """Return the tokens that may be drawn, best first, and their probabilities; only one token when greedy.
 
         Raises:
             EngineError: the logits are not numbers.
@@ -306,7 +306,7 @@ class Sampler:
         return int(ids[min(index, last)])
 
     def draw_weighted(self, ids: Sequence[int], weights: Sequence[int]) -> int:
-        """Return the next token, drawn in proportion to whole numbers alone, so that they are its exact distribution."""
+        """Return the next token, drawn in proportion to whole numbers, so that they are its exact distribution."""
         left = self._rng.randrange(sum(weights))
         for token, weight in zip(ids, weights, strict=True):
             left -= weight

@@ -1,4 +1,4 @@
-"""A held sequence: its owner's requests, and the ids that the engine's thread keeps for it."""
+"""A held sequence: the requests of its owner, and the ids that the engine's thread keeps for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["CloseTask", "ForkTask", "HeldSequence", "EngineHandle", "TruncationT
 _DEFAULT = SamplingOptions()
 
 
-MAX_TREE = 31  # ids of a tree: with the row before them they are one chunk
+MAX_TREE = 31  # ids of a tree; with the row before them they are one chunk
 
 
 class EngineHandle(EngineSignals, Protocol):
@@ -29,7 +29,7 @@ class EngineHandle(EngineSignals, Protocol):
 
     @property
     def draft_paths(self) -> int:
-        """Number of paths that a tree draft may have; 1: chains alone."""
+        """Number of paths that a tree draft may have; 1 for chains only."""
         ...
 
     def put(self, task: Task) -> None:
@@ -52,7 +52,7 @@ class HeldSequence:
     """Implements ``TokenSequence``, and ``TaskOwner`` for its tasks. From ``ids`` on, the fields belong to the engine's thread.
 
     Raises:
-        UsageError: the label has no hash, by which the engine's thread counts.
+        UsageError: the label isn't hashable, which the engine's thread needs.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class HeldSequence:
         self.queue: deque[Task] = deque()
         self.running: Task | None = None
         self.last_used = 0
-        self.exists = exists  # False: a fork that waits for its source's earlier tasks
+        self.exists = exists  # False for a fork that waits for its source's earlier tasks
         self.is_closing = False
         self.failure: TaskEnd | None = None  # the end of every task from now on
 
@@ -91,7 +91,7 @@ class HeldSequence:
         self._submit(TruncationTask(self, length))
 
     def fork(self, length: int | None = None) -> HeldSequence:
-        """Return a sequence that begins as this one does; see ``TokenSequence.fork``."""
+        """Return a sequence that begins like this one; see ``TokenSequence.fork``."""
         child = HeldSequence(self.engine, self._vocabulary, self.label, owner=self.owner, exists=False)
         self._submit(ForkTask(self, child, length))
         return child
@@ -131,7 +131,7 @@ class HeldSequence:
         row_ids: int = 0,
         sampling: SamplingOptions = _DEFAULT,
     ) -> SequenceTask:
-        """Write tokens; see ``TokenSequence.draft``."""
+        """Generate tokens; see ``TokenSequence.draft``."""
         if count < 1:
             raise ConfigError(f"count: expected at least 1 token, got {count}")
         predictor = Predictor(sampling, top, row_ids)
@@ -141,7 +141,7 @@ class HeldSequence:
         """Cancel all tasks and release the memory; idempotent."""
         if not self._is_closed:
             self._is_closed = True
-            with suppress(EngineError):  # the engine is closed: its memory is free already
+            with suppress(EngineError):  # the engine is closed, and its memory already freed
                 self.engine.put(CloseTask(self))
 
     def _submit(self, task: Task) -> Task:
@@ -181,7 +181,7 @@ class TruncationTask(Task):
         self.length = length
 
     def plan(self, context: int) -> None:
-        """Cut the ids; the memory follows by ``rollback_length``."""
+        """Cut the ids; the memory is cut to ``rollback_length`` later."""
         ids = self.owner.ids
         if not 0 <= self.length <= len(ids):
             raise EngineError(f"truncate: expected a length from 0 to {len(ids)}, got {self.length}")
@@ -208,7 +208,7 @@ class ForkTask(Task):
 
 
 class CloseTask(Task):
-    """Ends a sequence. It is not queued, but cancels the tasks that are."""
+    """Ends a sequence. It isn't queued itself, but cancels the queued tasks."""
 
     def __init__(self, owner: HeldSequence) -> None:
         super().__init__(owner, None, max_predictions=1)

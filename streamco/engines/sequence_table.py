@@ -1,6 +1,6 @@
 """The sequences that an engine holds: their places in memory, their turns and their eviction. Belongs to the engine's thread.
 
-The number of places is bounded. If none is left, a sequence that needs one gets that of the sequence that has been idle longest. A
+The number of places is limited. If none is left, a sequence that needs one gets the place of the sequence that has been idle longest. A
 sequence that has a task keeps its memory. The memory of an evicted one stays as it is until it is overwritten, and a sequence that begins
 with the same ids finds it.
 """
@@ -26,7 +26,7 @@ class SequenceTable:
     """All held sequences of an engine.
 
     Args:
-        slots: at least ``places`` more than generations use.
+        slots: at least ``places`` more slots than generations use.
         places: number of sequences that may have memory.
         context: tokens that a sequence may have.
         is_private: only sequences of the same label share what they have read.
@@ -38,8 +38,8 @@ class SequenceTable:
         self._context = context
         self._is_private = is_private
         self._clock = 0
-        self._holders: set[HeldSequence] = set()  # those with a slot
-        self._with_tasks: dict[HeldSequence, None] = {}  # those with a task, in the order of the requests
+        self._holders: set[HeldSequence] = set()  # sequences with a slot
+        self._with_tasks: dict[HeldSequence, None] = {}  # sequences with a task, in the order of the requests
 
     def add(self, task: Task) -> None:
         """Add a task that has arrived to its sequence."""
@@ -65,7 +65,7 @@ class SequenceTable:
         return any(sequence.is_ready for sequence in self._with_tasks)
 
     def begin_ready(self) -> list[Task]:
-        """Begin the next task of each sequence that is ready; return those that have something to decode."""
+        """Begin the next task of each sequence that is ready; return the tasks that have something to decode."""
         begun: list[Task] = []
         while ready := [sequence for sequence in self._with_tasks if sequence.is_ready]:  # a fork may make its child ready
             for sequence in ready:
@@ -128,7 +128,7 @@ class SequenceTable:
         Args:
             sequence: the sequence that gets it.
             ids: its ids.
-            like: a slot that has them; None: any that has the longest common beginning.
+            like: a slot that has them; None for any that has the longest common beginning.
             spared: a sequence that is not evicted for it.
         """
         if len(self._holders) >= self._places and not self.evict(spared):
@@ -140,7 +140,7 @@ class SequenceTable:
         return self._slots.acquire(ids, (sequence.label, sequence.owner) if self._is_private else sequence.owner)
 
     def evict(self, spared: HeldSequence | None = None) -> bool:
-        """Take the memory of the sequence that has been idle longest; False: none is idle."""
+        """Take the memory of the sequence that has been idle longest. Returns False if none is idle."""
         idle = [sequence for sequence in self._holders if sequence.is_idle and sequence is not spared]
         if not idle:
             return False

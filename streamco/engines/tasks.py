@@ -1,4 +1,4 @@
-"""Tasks of a held sequence: the consumer's side takes predictions, the engine's side makes them.
+"""Tasks of a held sequence: the consumer's side takes predictions, and the engine's side makes them.
 
 The two sides share the ring, ``is_cancelled``, ``is_taken`` and ``ended``. Everything else belongs to the engine's thread. The number of
 results is known from the start, so a task is never parked.
@@ -44,13 +44,13 @@ class TaskOwner(Protocol):
 class Task:
     """Implements ``SequenceTask`` and the loop's ``SequenceWork``.
 
-    ``target_ids`` are the sequence's ids after it, ``prompt`` those that lie in memory when its first prediction is made. Of what lies
-    there already the first ``rollback_length`` may stay.
+    ``target_ids`` are the sequence's ids after it, ``prompt`` the ids in memory when its first prediction is made. Of what is already in
+    memory, the first ``rollback_length`` ids may stay.
 
     Args:
         owner: the sequence.
         wake: called when there is something to take. If it raises, the task is cancelled, and its end has the error.
-        max_predictions: number of predictions, at most.
+        max_predictions: maximum number of predictions.
     """
 
     wants_logits = True
@@ -67,19 +67,19 @@ class Task:
         self.is_cancelled = False
         self.is_taken = False
         self.late_s = 0.0
-        self.side_rows = 0  # decoded on side paths of a tree
+        self.side_rows = 0  # rows decoded on side paths of a tree
         self.ended: TaskEnd | None = None
         self._consumer = Consumer(wake)
         self._ring: Ring[Prediction] = Ring(max(1, max_predictions))
         self._began = 0.0
-        self._cached = 0  # ids in memory when it began, and those that other work has read since
+        self._cached = 0  # ids in memory when it began, plus those that other work has read since
         self._made = 0
 
     # The consumer's side
 
     def take(self) -> tuple[list[Prediction], TaskEnd | None]:
         """Return all predictions since the last call and, with the last of them, the end. Never blocks."""
-        predictions = self._ring.drain()  # before the end is read: an end set later than this wakes again
+        predictions = self._ring.drain()  # before the end is read, because an end that is set later wakes the consumer again
         ended = self.ended
         if ended is not None:
             predictions += self._ring.drain()
@@ -116,11 +116,11 @@ class Task:
         return len(self.prompt) - (len(self.owner.slot.ids) if self.owner.slot is not None else 0)
 
     def logits_needed(self, rows: int) -> int:
-        """Return how many of the next ``rows`` rows need logits: 1 if they end the prompt, else 0."""
+        """Return how many of the next ``rows`` rows need logits: 1 if they end the prompt, otherwise 0."""
         return int(rows == self.missing and self.wants_logits)
 
     def plan(self, context: int) -> None:
-        """Set ``target_ids``, ``prompt`` and ``rollback_length`` from the ids as they are now.
+        """Set ``target_ids``, ``prompt`` and ``rollback_length`` from the current ids.
 
         Raises:
             EngineError: it does not fit a context of ``context`` tokens, or there are no ids.
@@ -141,11 +141,11 @@ class Task:
         raise NotImplementedError
 
     def end_prefill(self) -> None:
-        """End the task: the prompt is decoded, and no logits are needed."""
+        """End the task, because the prompt is decoded and no logits are needed."""
         self.finish("done")
 
     def unpark(self) -> None:
-        """Do nothing: a task is never parked."""
+        """Do nothing, because a task is never parked."""
 
     def emit(self, prediction: Prediction) -> None:
         """Give a prediction to the consumer."""
@@ -158,7 +158,7 @@ class Task:
 
         Args:
             reason: see ``TaskEnd``.
-            error: what made the task fail; None: nothing.
+            error: what made the task fail, if anything.
         """
         if self.ended is not None:
             return
@@ -178,7 +178,7 @@ class ExtensionTask(Task):
         owner: the sequence.
         wake: see ``Task``.
         ids: the ids to add.
-        predictor: makes the prediction; None: there is none.
+        predictor: makes the prediction; None for no prediction.
     """
 
     def __init__(self, owner: TaskOwner, wake: Callable[[], None] | None, ids: list[int], predictor: Predictor | None) -> None:
@@ -188,7 +188,7 @@ class ExtensionTask(Task):
         self.wants_logits = predictor is not None
 
     def plan(self, context: int) -> None:
-        """Decode all ids if there is a predictor, else all but the last, which is decoded with the next task."""
+        """Decode all ids if there is a predictor, otherwise all but the last, which is decoded with the next task."""
         self.target_ids = self.owner.ids + self._ids
         check_length("sequence", self.target_ids, context)
         self.prompt = self.target_ids if self._predictor is not None else self.target_ids[:-1]
@@ -215,17 +215,17 @@ class ExtensionTask(Task):
 
 
 class TreeRows:
-    """The rows of a tree draft: those of its longest path, which stays in the sequence, and those of its side paths.
+    """The rows of a tree draft: the rows of its longest path, which stays in the sequence, and of its side paths.
 
     Args:
         draft: tokens of the nodes, of which the first is node 1.
         parents: parent of each node (``streamco.policies.drafts.tree_acceptance``).
 
     Attributes:
-        main: nodes of the longest path, of equal ones the first.
+        main: nodes of the longest path, the first one among equals.
         sides: nodes of each other path to a leaf.
         side_nodes: nodes that aren't on the longest path.
-        paths: nodes of the path to node 0, which are none, and to each node.
+        paths: nodes of the path to node 0, which has none, and to each other node.
     """
 
     def __init__(self, draft: Sequence[int], parents: Sequence[int]) -> None:
@@ -250,7 +250,7 @@ class VerificationTask(Task):
         ids: the draft.
         reader: turns each row of logits into a prediction.
         given: ids that are added before the draft and not verified.
-        parents: parent of each id of the draft, in a tree; empty: a chain.
+        parents: parent of each id of the draft, in a tree; empty for a chain.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class VerificationTask(Task):
         self.rollback_length = self._first - 1
 
     def logits_needed(self, rows: int) -> int:
-        """Return how many of the next ``rows`` rows need logits: those from the last id before the draft on."""
+        """Return how many of the next ``rows`` rows need logits, which are those from the last id before the draft on."""
         start = len(self.prompt) - self.missing
         return min(rows, max(0, start + rows - self.rollback_length))
 
@@ -298,7 +298,7 @@ class VerificationTask(Task):
             self.finish("done")
 
     def finish(self, reason: str, *, error: Exception | None = None) -> None:
-        """End the task; with the reason "done", the draft becomes part of the sequence, of a tree its longest path."""
+        """End the task; with the reason "done", the draft (of a tree, its longest path) becomes part of the sequence."""
         if self.ended is None and reason == "done":
             self.owner.ids = self.prompt
         super().finish(reason, error=error)
@@ -339,7 +339,7 @@ class DraftTask(Task):
 
     @property
     def has_drafted(self) -> bool:
-        """True if the next row is that of a token drawn by this task."""
+        """True if the next row belongs to a token drawn by this task."""
         return self._made > 0
 
     def record_attention(self, attention: NDArray[np.float32]) -> None:
@@ -350,7 +350,7 @@ class DraftTask(Task):
         """Draw the next token. With the first one, the given ids become part of the sequence."""
         prediction = self._predictor.draw(logits, len(self.prompt) + self._made)
         if self._attention:
-            from streamco.policies.importance import draft_importance  # needs numpy, which is loaded by now
+            from streamco.policies.importance import draft_importance  # needs numpy, which has been loaded by now
 
             prediction = replace(prediction, importance=draft_importance(self._attention))
         if prediction.token is None:

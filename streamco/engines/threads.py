@@ -17,7 +17,7 @@ __all__ = ["ThreadBudget", "ThreadShare", "available_cores", "budget"]
 
 
 def available_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Return the number of cores this process may use, at least 1: its CPU affinity, cut by its cgroup's quota (Linux, cgroup v2)."""
+    """Return how many cores this process may use, at least 1: its CPU affinity, limited by its cgroup's quota (Linux, cgroup v2)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         allowed, period = quota.read_text(encoding="ascii").split()
@@ -29,7 +29,7 @@ def available_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
 
 class ThreadShare:
-    """One engine's part of a budget. ``threads`` changes when engines start and close: read it before each decode."""
+    """One engine's part of a budget. ``threads`` changes when engines start and close, so read it before each decode."""
 
     def __init__(self, owner: ThreadBudget, requested: int | None) -> None:
         self._owner = owner
@@ -37,15 +37,15 @@ class ThreadShare:
         self.threads = requested or 1
 
     def release(self) -> None:
-        """Give the part back; idempotent."""
+        """Give back the share; idempotent."""
         self._owner.release(self)
 
 
 class ThreadBudget:
-    """Divides cores among engines: a requested number is given as it is, the other engines share what is left, at least 1 each.
+    """Divides cores among engines: a requested number is given as it is; the other engines share what is left, at least 1 each.
 
     Args:
-        cores: number of cores; None: looked up at each change.
+        cores: number of cores; None to look it up at each change.
     """
 
     def __init__(self, cores: int | None = None) -> None:
@@ -57,7 +57,7 @@ class ThreadBudget:
         """Return a new share for an engine.
 
         Args:
-            requested: threads, at least 1; None: a fair share.
+            requested: number of threads, at least 1; None for a fair share.
 
         Raises:
             ConfigError: fewer than 1 requested.
@@ -86,4 +86,4 @@ class ThreadBudget:
 
 
 budget = ThreadBudget()
-"""Thread budget of this process."""
+"""The thread budget of this process."""

@@ -1,1 +1,1 @@
-"""Adapters of a client to frameworks; each is imported only by a program that uses its framework."""
+"""Adapters that connect a client to frameworks. Each is imported only by programs that use its framework."""

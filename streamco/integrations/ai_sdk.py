@@ -1,6 +1,6 @@
-"""Answers as the UI message stream of Vercel's AI SDK, for ``useChat`` in a browser, and its messages as a conversation.
+"""Encodes answers as the UI message stream of Vercel's AI SDK, for ``useChat`` in a browser, and reads its messages as a conversation.
 
-The codec is pure. ``encode_ui_stream`` is an async iterator of bytes, which any web framework sends as the body of a response that has
+The codec does no IO. ``encode_ui_stream`` is an async iterator of bytes, which any web framework can send as the body of a response with
 the headers ``UI_STREAM_HEADERS``. No part of the AI SDK is needed here.
 """
 
@@ -31,7 +31,7 @@ UI_STREAM_HEADERS: Mapping[str, str] = MappingProxyType(
         "content-type": "text/event-stream",
         "cache-control": "no-cache",
         "x-vercel-ai-ui-message-stream": "v1",
-        "x-accel-buffering": "no",  # nginx would keep the answer until it is whole
+        "x-accel-buffering": "no",  # nginx would buffer the whole answer
     }
 )
 """The headers of a response that is a UI message stream."""
@@ -50,7 +50,7 @@ _URLS = ("data:image/", "https://")
 
 
 def public_report(report: Report) -> dict[str, Any]:
-    """Return the message metadata for a browser: the report without the texts of errors and notes, which may quote servers."""
+    """Return the message metadata for a browser: the report without its notes and the texts of errors, which may quote servers."""
     fields = report_fields(report)
     fields.pop("notes", None)
     for endpoint in fields.get("endpoints", ()):
@@ -65,16 +65,16 @@ async def encode_ui_stream(
     metadata: Callable[[Report], Any] | None = public_report,
     error_text: Callable[[StreamcoError], str] = lambda _: ERROR_TEXT,
 ) -> AsyncGenerator[bytes, None]:
-    """Yield an answer as the body of a response; a reader that leaves stops all work for the answer.
+    """Yield an answer as the body of a response. If the reader disconnects, all work for the answer stops.
 
-    A failure in mid-answer becomes an error part, because the response has begun. ``create(..., stream=True)`` raises those before the
-    first token.
+    A failure in the middle of an answer becomes an error part, because the response has begun. ``create(..., stream=True)`` raises any
+    failure before the first token.
 
     Args:
         stream: the answer.
-        message_id: id of the message in the browser; None: the browser's own choice, which also lets it go on with its last message.
-        metadata: makes the message's metadata from the final report; None: there is none.
-        error_text: makes the text that the browser gets from an error; the default quotes nothing.
+        message_id: id of the message in the browser. With None the browser chooses it, and can also continue its last message.
+        metadata: makes the message's metadata from the final report, or None to send no metadata.
+        error_text: makes the text that the browser gets from an error; the default quotes nothing from it.
     """
     encoder = UIMessageEncoder(message_id=message_id)
     yield encoder.begin()
@@ -92,10 +92,10 @@ async def encode_ui_stream(
 
 
 class UIMessageEncoder:
-    """Encodes the chunks of one answer, its first choice, as server-sent events of the UI message stream.
+    """Encodes the chunks of one answer (its first choice) as server-sent events of the UI message stream.
 
     Args:
-        message_id: id of the message; None: the reader's own choice.
+        message_id: id of the message, or None to let the reader choose it.
     """
 
     def __init__(self, *, message_id: str | None = None) -> None:
@@ -111,7 +111,7 @@ class UIMessageEncoder:
         return _event(start) + _event({"type": "start-step"})
 
     def encode(self, chunk: ChatCompletionChunk) -> bytes:
-        """Return the events of a chunk; b"" if it has nothing to show."""
+        """Return the events for a chunk, or b"" if it has nothing to show."""
         events: list[bytes] = []
         for choice in chunk.choices[:1]:
             delta = choice.delta
@@ -126,11 +126,11 @@ class UIMessageEncoder:
         return b"".join(events)
 
     def end(self, finish_reason: str | None, metadata: Any = None) -> bytes:
-        """Return the events that end a whole answer.
+        """Return the events that end a complete answer.
 
         Args:
-            finish_reason: the reason in OpenAI's words.
-            metadata: the message's metadata; None: there is none.
+            finish_reason: the finish reason as OpenAI names it.
+            metadata: the message's metadata, if any.
         """
         events = [*self._close_block(), *(event for call in self._calls.values() for event in call.end())]
         finish: dict[str, Any] = {"type": "finish", "finishReason": _REASONS.get(finish_reason or "", "other")}
@@ -139,11 +139,11 @@ class UIMessageEncoder:
         return b"".join([*events, _event({"type": "finish-step"}), _event(finish), DONE])
 
     def fail(self, error_text: str, metadata: Any = None) -> bytes:
-        """Return the events that end an answer which failed; tool calls that are not whole stay so.
+        """Return the events that end an answer that failed. Incomplete tool calls stay incomplete.
 
         Args:
-            error_text: what the browser shows.
-            metadata: the message's metadata, sent before the error, because a reader may stop there; None: there is none.
+            error_text: the text that the browser shows.
+            metadata: the message's metadata, if any. It is sent before the error, because a reader may stop there.
         """
         events = self._close_block()
         if metadata is not None:
@@ -174,7 +174,7 @@ class UIMessageEncoder:
 
 
 class _ToolInput:
-    """A tool call while its input arrives in pieces. It is shown as soon as its name is known."""
+    """A tool call whose input arrives in pieces. It is shown as soon as its name is known."""
 
     def __init__(self) -> None:
         self._id = ""
@@ -221,17 +221,17 @@ def _event(part: Mapping[str, Any]) -> bytes:
 
 
 def read_ui_messages(messages: Any, *, allows_system: bool = False) -> list[dict[str, Any]]:
-    """Return the messages that a browser sent as a conversation in OpenAI's form.
+    """Convert the messages that a browser sent to a conversation in OpenAI's format.
 
-    Text, images and finished tool calls with their results are taken. Thinking, sources, data parts and unfinished tool calls are left
+    Text, images, and finished tool calls with their results are kept. Thinking, sources, data parts and unfinished tool calls are left
     out.
 
     Args:
-        messages: ``messages`` of the request's body; they come from outside, so everything is checked.
-        allows_system: take system messages, too. False: they are refused, because a browser could send any.
+        messages: ``messages`` of the request's body. They come from outside, so everything is checked.
+        allows_system: accept system messages, too. They are refused by default, because a browser could send any.
 
     Raises:
-        ConfigError: a message is malformed, or has a file that is no image or is neither inside the message nor at an https address.
+        ConfigError: a message is malformed, or it has a file that isn't an image, or is neither inside the message nor at an https address.
     """
     found: list[dict[str, Any]] = []
     for index, message in enumerate(_list(messages, "messages")):
@@ -250,7 +250,7 @@ def read_ui_messages(messages: Any, *, allows_system: bool = False) -> list[dict
     return found
 
 
-_Part = tuple[str, Any, str]  # where it stands, the part, its type
+_Part = tuple[str, Any, str]  # its path in the request, the part, its type
 
 
 def _joined_text(parts: Iterable[_Part]) -> str:
@@ -279,7 +279,7 @@ def _image_url(part: Any, where: str) -> str:
 
 
 def _assistant_messages(parts: Iterable[_Part]) -> Iterator[dict[str, Any]]:
-    """Yield the messages of each step: the assistant's, and the results of its tools."""
+    """Yield the messages of each step: the assistant's message and the results of its tools."""
     steps: list[list[_Part]] = [[]]
     for each in parts:
         if each[2] == "step-start":

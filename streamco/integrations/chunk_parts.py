@@ -1,4 +1,4 @@
-"""What the adapters read in an answer's chunks and in its report."""
+"""Helpers with which the adapters read an answer's chunks and its report."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ __all__ = ["ToolCallNumbers", "report_fields", "thinking_of"]
 
 
 def thinking_of(delta: ChoiceDelta) -> str:
-    """Return the thinking in a delta, under either of its names; "": there is none."""
+    """Return the thinking in a delta, under either of its names, or "" if there is none."""
     return delta.reasoning_content or delta.reasoning or ""
 
 
 def report_fields(report: Report | None) -> dict[str, Any]:
-    """Return a report as values that JSON has; {}: there is none."""
+    """Return a report as values that JSON can represent, or {} if there is no report."""
     fields: dict[str, Any] = {} if report is None else msgspec.to_builtins(report)
     return fields
 
 
 class ToolCallNumbers:
-    """Numbers the tool calls of an answer, of which some servers send no index."""
+    """Numbers the tool calls of an answer, because some servers send no index for them."""
 
     def __init__(self) -> None:
         self._last = -1
 
     def number(self, piece: ToolCallDelta) -> int:
-        """Return the number of the call that a piece belongs to: its index; without one, an id begins the next call."""
+        """Return the number of the call that a piece belongs to: its index. If there is none, an id begins the next call."""
         if piece.index is not None:
             self._last = piece.index
         elif piece.id is not None or self._last < 0:

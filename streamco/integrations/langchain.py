@@ -1,4 +1,4 @@
-"""A chat model for LangChain over a client in the same process: streams, tools, structured output, usage and the report."""
+"""A LangChain chat model that uses a client in the same process, with streams, tools, structured output, usage and the report."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ _THINKING = frozenset({"reasoning", "thinking"})
 
 
 class ChatStreamco(BaseChatModel):
-    """A chat model over a client: ``ChatStreamco(client=client)``.
+    """A chat model that answers with a client: ``ChatStreamco(client=client)``.
 
-    Only the async methods answer (``ainvoke``, ``astream``, ``abatch``, ``astream_events``). Each message has the report of its answer in
-    ``response_metadata["report"]``; after a stream, the last chunk brings it.
+    Only the async methods work (``ainvoke``, ``astream``, ``abatch``, ``astream_events``). Each message has the report of its answer in
+    ``response_metadata["report"]``; in a stream, the last chunk has it.
 
     Args:
-        client: the client; it must be started, and is closed by its owner.
-        model: the remote model's name; None: the server endpoint's own.
+        client: the client. You start it and close it.
+        model: the remote model's name, or None for the server endpoint's model.
         stop: texts that end an answer.
-        timeout: seconds to wait for each of connection, first token and next token.
-        max_retries: further tries at each server before the first token.
-        streaming: True: ``ainvoke`` reads a stream, too, so that callbacks get its tokens.
+        timeout: seconds to wait for the connection, for the first token and for each next token.
+        max_retries: number of retries at each server before the first token.
+        streaming: if True, ``ainvoke`` reads a stream, too, so that callbacks get its tokens.
         model_kwargs: other arguments of ``client.chat.completions.create``.
     """
 
@@ -72,7 +72,7 @@ class ChatStreamco(BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """Return what an answer depends on: LangChain's cache keeps answers of different endpoints apart by it."""
+        """Return what an answer depends on, so that LangChain's cache keeps the answers of different endpoints apart."""
         settings = {name: value for name in _SETTINGS if (value := getattr(self, name)) is not None}
         return {"model": self.model, "endpoints": sorted(self.client.endpoint_names), **settings, **self.model_kwargs}
 
@@ -143,7 +143,7 @@ class ChatStreamco(BaseChatModel):
         )
 
     def _options(self, stop: list[str] | None, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of ``create``: the model's, and those of this call before them."""
+        """Return the arguments of ``create``: the model's, overridden by the arguments of this call."""
         own = {name: value for name in _SETTINGS if (value := getattr(self, name)) is not None}
         called = {name: value for name, value in kwargs.items() if name != "stream"}
         options = {"model": self.model, **own, **self.model_kwargs, **called}
@@ -162,11 +162,11 @@ class ChatStreamco(BaseChatModel):
         """Return the model with tools that it may call.
 
         Args:
-            tools: functions, classes, tools of LangChain, or schemas in OpenAI's form.
-            tool_choice: "auto", "none", "any" (or "required", True): one must be called, or the name of the one that must be called; None:
-                the model decides.
-            strict: the arguments must keep to the schema; None: the server decides.
-            kwargs: further arguments of each call.
+            tools: functions, classes, LangChain tools, or schemas in OpenAI's format.
+            tool_choice: "auto", "none", the name of the tool that must be called, or "any" (also "required" or True) if at least one must.
+                None leaves it to the model.
+            strict: whether the arguments must match the schema exactly, or None to let the server decide.
+            kwargs: additional arguments for each call.
         """
         converted = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
         choice = _tool_choice(tool_choice, [tool["function"]["name"] for tool in converted if "function" in tool])
@@ -181,15 +181,15 @@ class ChatStreamco(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
-        """Return the model with output that keeps to a schema; see ``BaseChatModel.with_structured_output``.
+        """Return the model with output that follows a schema; see ``BaseChatModel.with_structured_output``.
 
         Args:
             schema: class or schema of the output.
-            include_raw: return the message and a parsing error, too.
-            method: "json_schema": a response format, which a device keeps by a grammar; "json_mode": any JSON, so the prompt must describe
-                it; "function_calling": a tool call.
-            strict: a server must keep to the schema exactly; None: it decides.
-            kwargs: further arguments of each call.
+            include_raw: also return the message and any parsing error.
+            method: "json_schema" for a response format, which a device enforces with a grammar; "json_mode" for any JSON, which the prompt
+                must describe; "function_calling" for a tool call.
+            strict: whether a server must follow the schema exactly, or None to let it decide.
+            kwargs: additional arguments for each call.
         """
         if method == "function_calling":
             return super().with_structured_output(schema, include_raw=include_raw, **kwargs)
@@ -223,7 +223,7 @@ def _tool_choice(choice: str | dict[str, Any] | bool | None, names: Sequence[str
 
 
 def _openai_messages(messages: list[BaseMessage]) -> list[dict[str, Any]]:
-    """Return a conversation in OpenAI's form. Thinking is left out, because servers differ in whether they take it back."""
+    """Return a conversation in OpenAI's format. Thinking is left out, because only some servers accept it in a request."""
     return [_without_thinking(message) for message in convert_to_openai_messages(messages)]
 
 
@@ -261,14 +261,14 @@ def _message(message: ChatCompletionMessage, *, usage: CompletionUsage | None, m
 
 
 def _message_chunk(chunk: ChatCompletionChunk, numbers: ToolCallNumbers) -> AIMessageChunk | None:
-    """Return the part of the message that a chunk adds; None: it adds nothing."""
+    """Return the part of the message that a chunk adds, or None if it adds nothing."""
     if not chunk.choices:
         return None
     delta = chunk.choices[0].delta
     further = {name: text for name, text in (("refusal", delta.refusal), ("reasoning_content", thinking_of(delta))) if text}
     calls: list[ToolCallChunk] = []
     for piece in delta.tool_calls or ():
-        if piece.custom is None:  # LangChain has no calls of custom tools
+        if piece.custom is None:  # LangChain doesn't support calls of custom tools
             function = piece.function
             name, arguments = (None, None) if function is None else (function.name, function.arguments)
             calls.append(tool_call_chunk(name=name, args=arguments, id=piece.id, index=numbers.number(piece)))

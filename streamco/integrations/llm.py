@@ -1,4 +1,4 @@
-"""The model "streamco" for the command ``llm`` and its Python API: a device and a server together.
+"""The model "streamco" for the ``llm`` command and its Python API, in which a device and a server work together.
 
     llm -m streamco -o device ~/models/qwen.gguf -o server gpt-4o-mini "Why is the sky blue?"
 
@@ -66,7 +66,7 @@ class LLMOptions(llm.KeyModel.Options):
 
 
 class _Model:
-    """What both kinds of the model have: name, abilities and key."""
+    """What both kinds of the model have in common: name, capabilities and key."""
 
     model_id = MODEL
     can_stream = True
@@ -78,7 +78,7 @@ class _Model:
         return f"streamco: {self.model_id}"
 
     def get_key(self, explicit_key: str | None = None) -> str | None:
-        """Return the key of ``--key``, which may be the name of a stored one; None: not given."""
+        """Return the key given with ``--key``, directly or as the name of a stored key, or None if there is none."""
         return llm.get_key(input=explicit_key) if explicit_key else None
 
 
@@ -95,7 +95,7 @@ class LLMModel(_Model, llm.KeyModel):
         conversation: llm.Conversation | None = None,
         key: str | None = None,
     ) -> Iterator[str | StreamEvent]:
-        """Yield the answer's text and thinking; ``response`` gets tool calls, usage and report at the end.
+        """Yield the answer's text and thinking. ``response`` gets the tool calls, usage and report at the end.
 
         Raises:
             ConfigError: an option is wrong or has no effect, or no endpoint can serve the prompt.
@@ -119,7 +119,7 @@ class AsyncLLMModel(_Model, llm.AsyncKeyModel):
         conversation: llm.AsyncConversation | None = None,
         key: str | None = None,
     ) -> AsyncGenerator[str | StreamEvent, None]:
-        """Yield the answer's text and thinking, see ``LLMModel.execute``. Cancelling stops all work for the answer."""
+        """Yield the answer's text and thinking; see ``LLMModel.execute``. Cancelling stops all work for the answer."""
         from contextlib import aclosing
 
         from streamco.integrations.llm_clients import CLIENTS
@@ -132,11 +132,11 @@ class AsyncLLMModel(_Model, llm.AsyncKeyModel):
 def read_settings(prompt: llm.Prompt, key: str | None) -> PluginSettings:
     """Return the settings of a prompt's client.
 
-    OpenAI's own key may be the one that ``llm keys set openai`` has stored. It goes nowhere else.
+    For OpenAI's API, the key that ``llm keys set openai`` stored can be used. It is sent nowhere else.
 
     Args:
         prompt: the prompt, with its options.
-        key: the key of ``--key``; None: not given.
+        key: the key given with ``--key``, or None.
     """
     from streamco.integrations.llm_clients import PluginSettings
 
@@ -155,8 +155,8 @@ def answering(
 
     Args:
         prompt: the prompt. Its attachments are read here, in the caller's thread.
-        response: gets tool calls, usage and report.
-        is_streamed: False: the answer is wanted whole, and no pace applies.
+        response: gets the tool calls, usage and report.
+        is_streamed: False if the answer is wanted whole, so that no pacing applies.
     """
     messages = list(build_messages(prompt.messages))
     options = _build_options(prompt)
@@ -182,12 +182,12 @@ def answering(
 
 
 def _finish(response: llm.Response | llm.AsyncResponse, whole: ChatCompletion, report: Report) -> None:
-    """Add to the response what is known at the answer's end."""
+    """Add to the response what is known only at the end of the answer."""
     from streamco.integrations.chunk_parts import report_fields
 
     choice = whole.choices[0] if whole.choices else None
     for call in (choice and choice.message.tool_calls) or ():
-        if call.function is not None:  # llm offers no custom tools
+        if call.function is not None:  # llm doesn't offer custom tools
             arguments = _parse_arguments(call.function.arguments)
             response.add_tool_call(llm.ToolCall(name=call.function.name, arguments=arguments, tool_call_id=call.id or None))
     usage = report.usage.to_dict(mode="json", exclude_none=True)
@@ -207,7 +207,7 @@ def _parse_arguments(text: str) -> dict[str, Any]:
     try:
         arguments = json.loads(text or "{}")
     except json.JSONDecodeError:
-        return {"_raw": text}  # as llm's own plugins hand on what is no JSON
+        return {"_raw": text}  # llm's own plugins pass on text that isn't JSON in this way
     return arguments if isinstance(arguments, dict) else {"_raw": text}
 
 
@@ -223,10 +223,10 @@ def _build_options(prompt: llm.Prompt) -> dict[str, Any]:
 
 
 def build_messages(messages: Iterable[Message]) -> Iterator[dict[str, Any]]:
-    """Yield a conversation in OpenAI's form. Thinking is left out, because servers differ in whether they take it back.
+    """Yield a conversation in OpenAI's format. Thinking is left out, because only some servers accept it in a request.
 
     Raises:
-        ConfigError: an attachment is no image, or belongs to the result of a tool.
+        ConfigError: an attachment isn't an image, or belongs to the result of a tool.
     """
     for message in messages:
         text = "".join(part.text for part in message.parts if isinstance(part, TextPart))

@@ -1,14 +1,14 @@
-"""The clients of the plugin for ``llm``: made from a prompt's options, and kept on an event loop in a thread of its own.
+"""The clients of the plugin for ``llm``: made from a prompt's options, and kept on an event loop in a separate thread.
 
-``llm`` calls its models from programs without an event loop, and from several. Here one loop serves them all, so that a model is loaded
-once in a process and keeps the conversation that it has read.
+``llm`` calls its models from code without an event loop, and from code with any number of them. Here one loop serves them all, so that
+each model is loaded once per process, and keeps the conversation that it has read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import concurrent.futures.thread  # noqa: F401 - registers its end of the process first, see `_running_loop`
+import concurrent.futures.thread  # noqa: F401 - registers its exit function first, see `_running_loop`
 import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
@@ -31,17 +31,17 @@ __all__ = ["CLIENTS", "ClientThread", "PluginSettings", "parse_settings"]
 T = TypeVar("T")
 Ask = Callable[[Client], AsyncGenerator[T, None]]
 
-KEY_VARIABLE = "STREAMCO_LLM_KEY"  # where a key that llm hands over is looked up; it is in no process's environment
+KEY_VARIABLE = "STREAMCO_LLM_KEY"  # name under which a key from llm is looked up; no process's environment has it
 
 _CLOSED = "expected an answer of open clients, got a read after they were closed"
 
 
 class PluginSettings(Struct, frozen=True, kw_only=True):
-    """The options of a prompt that choose its client; prompts with the same ones share it.
+    """The options of a prompt that choose its client. Prompts with the same options share a client.
 
     Args:
-        default: the file that is read if neither ``config`` nor an endpoint is given, and if it exists.
-        key: the server's key; without a server, that of a device at a URL.
+        default: the file that is read, if it exists, when neither ``config`` nor an endpoint is given.
+        key: the server's key or, without a server, the key of a device at a URL.
     """
 
     default: str
@@ -59,10 +59,10 @@ class PluginSettings(Struct, frozen=True, kw_only=True):
 
 
 def parse_settings(settings: PluginSettings) -> ProxyConfig:
-    """Return the configuration that a prompt's options describe: that of a file, or one made of the named endpoints.
+    """Return the configuration that a prompt's options describe: a file's, or one made from the given endpoints.
 
     Raises:
-        ConfigError: the file is wrong, or an option has no effect.
+        ConfigError: the file is invalid, or an option has no effect.
     """
     named = [name for name in ("device", "device_model", "server", "base_url", "key") if getattr(settings, name) is not None]
     path = settings.config
@@ -105,7 +105,7 @@ def _servers(settings: PluginSettings) -> tuple[ServerSection, ...]:
 
 
 class _KeptClient:
-    """A client, the configuration that it was made from, and the number of answers that it is giving."""
+    """A client, the configuration that it was made from, and the number of its answers in progress."""
 
     def __init__(self, settings: PluginSettings) -> None:
         self.config = parse_settings(settings)
@@ -126,9 +126,9 @@ class _KeptClient:
 
 
 class _Reader(Generic[T]):
-    """Reads an async generator on the loop of another thread, item by item.
+    """Reads an async generator on another thread's loop, item by item.
 
-    Cancelling a read ends the generator; ``end`` waits for that.
+    Cancelling a read ends the generator; ``end`` waits until it has ended.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, items: AsyncGenerator[T, None]) -> None:
@@ -138,18 +138,18 @@ class _Reader(Generic[T]):
         self._is_ended = False
 
     def read(self) -> Future[T | None]:
-        """Begin to read the next item; its result is None at the end.
+        """Start to read the next item. The future's result is None at the end.
 
         Raises:
-            StreamClosed: the clients were closed; the same is the result of a read that waits then.
+            StreamClosed: the clients were closed. A read that is waiting at that time also fails with it.
         """
         if self._is_ended:
             raise StreamClosed(_CLOSED)
         return asyncio.run_coroutine_threadsafe(self._read(), self._loop)
 
     def end(self) -> Future[None]:
-        """Begin to end the generator and whatever it waits for; idempotent."""
-        if self._is_ended:  # perhaps with the loop
+        """Start to end the generator and whatever it is waiting for; idempotent."""
+        if self._is_ended:  # the loop may have ended, too
             ended: Future[None] = Future()
             ended.set_result(None)
             return ended
@@ -167,22 +167,22 @@ class _Reader(Generic[T]):
             raise
 
     async def aclose(self) -> None:
-        """End the generator; runs on its loop. Idempotent."""
+        """End the generator; must run on its loop. Idempotent."""
         if self._is_ended:
             return
         self._is_ended = True
         if self._reading is not None:
-            if not self._reading.cancelling():  # a second cancel would break off what the first one has begun
+            if not self._reading.cancelling():  # a second cancel would interrupt the clean-up that the first one began
                 self._reading.cancel()
             await asyncio.wait([self._reading])
         await self._items.aclose()
 
 
 class ClientThread:
-    """Clients by their settings, on an event loop in a thread of its own; the thread begins with the first answer.
+    """Keeps clients by their settings, on an event loop in a separate thread, which starts with the first answer.
 
-    A client is closed when another one is used and it has no answers left, so that models of unused settings are not kept. The last one
-    is closed by ``close``, or when the process ends.
+    A client is closed as soon as another one is used and it has no answer in progress, so that unused models aren't kept in memory. The
+    last one is closed by ``close``, or when the process ends.
     """
 
     def __init__(self) -> None:
@@ -198,8 +198,8 @@ class ClientThread:
         """Yield the items of an answer, waiting for each.
 
         Args:
-            settings: the client's.
-            ask: asks the client, and yields the answer's items; it runs on this thread's loop.
+            settings: the client's settings.
+            ask: sends the request to the client and yields the answer's items; runs on this thread's loop.
         """
         reader = self._open_reader(settings, ask)
         try:
@@ -212,7 +212,7 @@ class ClientThread:
                 ended.result()
 
     async def aiterate(self, settings: PluginSettings, ask: Ask[T]) -> AsyncGenerator[T, None]:
-        """Do the same as ``iterate`` for a caller with an event loop of its own, which isn't blocked."""
+        """Do the same as ``iterate`` for a caller that has its own event loop, without blocking it."""
         reader = self._open_reader(settings, ask)
         try:
             while (item := await asyncio.wrap_future(reader.read())) is not None:
@@ -222,9 +222,9 @@ class ClientThread:
             await asyncio.wrap_future(reader.end())
 
     def close(self) -> None:
-        """End all answers, close all clients, end the loop and its thread; idempotent, and the next answer begins them again.
+        """End all answers, close all clients, and end the loop and its thread. Idempotent. The next answer starts them again.
 
-        Whatever reads an answer at that time gets ``StreamClosed``.
+        Code that is reading an answer at that time gets ``StreamClosed``.
         """
         with self._lock:
             loop, thread = self._loop, self._thread
@@ -251,8 +251,8 @@ class ClientThread:
                 self._thread.start()
             if not self._ends_with_process:
                 self._ends_with_process = True
-                # Functions of atexit run after the threads of executors have ended, and closing a model needs such a thread. Those
-                # registered here run before, because the last one that was registered is the first one to run.
+                # `atexit` functions run after the executors' threads have ended, and closing a model needs such a thread. Functions
+                # registered here run before that, because the last one that was registered runs first.
                 getattr(threading, "_register_atexit", atexit.register)(self.close)
             return self._loop
 

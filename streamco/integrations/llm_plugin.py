@@ -1,4 +1,4 @@
-"""The entry point for ``llm``, apart from the models: an ``llm`` that is too old for these goes on to work, without them."""
+"""The entry point for ``llm``, separate from the models, so that an ``llm`` that is too old for them keeps working without them."""
 
 from __future__ import annotations
 

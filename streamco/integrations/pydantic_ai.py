@@ -1,7 +1,7 @@
-"""A model for pydantic-ai over a client in the same process: streams, tools, structured output, usage and the report.
+"""A pydantic-ai model that uses a client in the same process, with streams, tools, structured output, usage and the report.
 
-pydantic-ai's own model for OpenAI's chat completions builds the requests and reads the answers. The client stands in it where OpenAI's
-SDK is, with the same call and the same shapes.
+pydantic-ai's own model for OpenAI's chat completions builds the requests and reads the answers. In it, the client takes the place of
+OpenAI's SDK, with the same call and the same data types.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ DETAIL = "streamco"  # key of the report in `provider_details`, and the field th
 
 
 class ClientProvider(Provider[AsyncOpenAI]):
-    """Gives a client to pydantic-ai in the form of OpenAI's SDK; the client stays its owner's and is closed by it."""
+    """Presents a client to pydantic-ai as if it were OpenAI's SDK. You still own the client and close it."""
 
     def __init__(self, client: Client, model: str | None) -> None:
         self._client = cast(AsyncOpenAI, _OpenAIForm(client, model))
 
     @property
     def name(self) -> str:
-        """Name of the provider in messages."""
+        """The provider's name in messages."""
         return NAME
 
     @property
     def base_url(self) -> str:
-        """Address of the provider in messages; nothing listens there."""
+        """The provider's address in messages; nothing listens there."""
         return "streamco://in-process"
 
     @property
     def client(self) -> AsyncOpenAI:
-        """The client, as far as pydantic-ai uses OpenAI's SDK: ``chat.completions.create``."""
+        """The client, with the part of OpenAI's SDK that pydantic-ai uses: ``chat.completions.create``."""
         return self._client
 
     @staticmethod
     def model_profile(model_name: str) -> ModelProfile | None:
-        """Return what endpoints can do: an answer can be held to a JSON schema, on the device by a grammar."""
+        """Return what endpoints can do: they can make an answer follow a JSON schema; the device does so with a grammar."""
         return OpenAIModelProfile(
             json_schema_transformer=OpenAIJsonSchemaTransformer,
             supports_json_schema_output=True,
@@ -72,16 +72,16 @@ class ClientProvider(Provider[AsyncOpenAI]):
 
 
 class StreamcoModel(OpenAIChatModel):
-    """A model for agents over a client: ``Agent(StreamcoModel(client))``.
+    """A model for agents that answers with a client: ``Agent(StreamcoModel(client))``.
 
-    Structured output is asked for as a JSON schema, which devices keep, too. ``ToolOutput`` asks for it as a tool call. Each response has
-    the report of its answer in ``provider_details["streamco"]``. Failures of endpoints are pydantic-ai's ``ModelAPIError`` and its
-    subclasses, with the client's own error as their cause.
+    Structured output is requested with a JSON schema, which devices follow, too; ``ToolOutput`` requests it as a tool call. Each response
+    has the report of its answer in ``provider_details["streamco"]``. Failures of endpoints are raised as pydantic-ai's ``ModelAPIError`` or
+    a subclass of it, with the client's error as the cause.
 
     Args:
-        client: the client; it must be started, and is closed by its owner.
-        model_name: the remote model's name; None: the server endpoint's own, and the name "streamco" in messages.
-        profile: abilities that differ from those of ``ClientProvider.model_profile``.
+        client: the client. You start it and close it.
+        model_name: the remote model's name. None means the server endpoint's model, and the name "streamco" in messages.
+        profile: capabilities that differ from ``ClientProvider.model_profile``.
         settings: settings for all requests.
     """
 
@@ -104,10 +104,10 @@ class StreamcoModel(OpenAIChatModel):
 
 
 class StreamcoStreamedResponse(OpenAIStreamedResponse):
-    """A streamed response; its last chunk brings the report."""
+    """A streamed response whose last chunk has the report."""
 
     def get_stream_cancel_errors(self) -> tuple[type[BaseException], ...]:
-        """Return what a read may raise after the stream was cancelled."""
+        """Return the exceptions that a read may raise after the stream was cancelled."""
         return (*super().get_stream_cancel_errors(), StreamClosed)
 
     def _map_chunk_provider_details(self, chunk: ChatCompletionChunk) -> dict[str, Any] | None:
@@ -120,7 +120,7 @@ def _report_of(response: ChatCompletion | ChatCompletionChunk) -> dict[str, Any]
 
 
 class _OpenAIForm:
-    """The part of OpenAI's SDK that pydantic-ai uses, over a client."""
+    """The part of OpenAI's SDK that pydantic-ai uses, implemented with a client."""
 
     base_url = "streamco://in-process"
 
@@ -152,7 +152,7 @@ class _OpenAIForm:
 
 
 class _Chunks:
-    """A stream in the form of OpenAI's ``AsyncStream``, with a last chunk that brings the report."""
+    """A stream with the interface of OpenAI's ``AsyncStream``, whose last chunk has the report."""
 
     def __init__(self, stream: ChatStream, model: str) -> None:
         self._stream = stream
@@ -178,10 +178,10 @@ class _Chunks:
 
 @contextmanager
 def translated_errors(model: str) -> Iterator[None]:
-    """Turn the errors of endpoints into those of pydantic-ai; errors in arguments and settings stay as they are.
+    """Turn errors of endpoints into pydantic-ai's errors. Errors in arguments and settings stay as they are.
 
     Raises:
-        ModelAPIError: no endpoint could give, or finish, the answer; its subclasses say why, if there was one endpoint.
+        ModelAPIError: no endpoint could give or finish the answer. If there was only one endpoint, the subclass says why.
     """
     try:
         yield

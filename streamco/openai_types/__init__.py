@@ -1,10 +1,10 @@
-"""OpenAI's response types; endpoints, machines and callers share the same objects.
+"""OpenAI's response types; endpoints, state machines and callers share the same objects.
 
-A chunk is decoded once, at the wire, and passed on as the same object. Fields that OpenAI does not have but common servers send with each
-token (``reasoning``, ``provider``, ``matched_stop`` ...) are optional fields here. A struct with any other field of a server is
-of a subclass that has it as an attribute (``with_further``), so that ordinary chunks pay nothing for it. The types of chunks refuse unknown
-fields when they are decoded, because that costs nothing and shows which chunks have some. The types of whole answers and of usage ignore
-them, so that what ``model_dump_json`` wrote can be read again. Chunks hold no cycles, so the garbage collector need not track them
+A chunk is decoded once, at the wire, and passed on as the same object. Fields that OpenAI doesn't have but common servers send with each
+token (``reasoning``, ``provider``, ``matched_stop`` ...) are optional fields here. If a server sends any other field, the object is an
+instance of a subclass that has the field as an attribute (``with_further``), so ordinary chunks pay nothing for it. The chunk types refuse
+unknown fields when they are decoded, because that costs nothing and shows which chunks have some. The types of whole answers and of usage
+ignore them, so that the output of ``model_dump_json`` can be read back. Chunks hold no cycles, so the garbage collector need not track them
 (``gc=False``). Source: OpenAI API reference, chat/streaming; ``token_ids`` as vLLM's ``return_token_ids``.
 """
 
@@ -46,7 +46,7 @@ __all__ = [
 if TYPE_CHECKING:
     Logprobs = ChoiceLogprobs | None
 else:
-    Logprobs = Any  # decoded as it comes, and given its type afterwards
+    Logprobs = Any  # decoded as plain data, and given its type afterwards
 
 
 class FunctionDelta(ResponseModel, omit_defaults=True, gc=False, forbid_unknown_fields=True):
@@ -68,9 +68,9 @@ class CustomDelta(ResponseModel, omit_defaults=True, gc=False, forbid_unknown_fi
 
 
 class ToolCallDelta(ResponseModel, omit_defaults=True, gc=False, forbid_unknown_fields=True):
-    """A piece of one tool call; ``index``: number of the call in the answer.
+    """A piece of one tool call; ``index`` is the number of the call in the answer.
 
-    A call of a function has ``function``, a call of a custom tool ``custom``.
+    A function call has ``function``, a call of a custom tool has ``custom``.
     """
 
     openai_fields: ClassVar[tuple[str, ...]] = ("index", "id", "function", "type")
@@ -94,15 +94,15 @@ class ChoiceDelta(ResponseModel, omit_defaults=True, gc=False, forbid_unknown_fi
     reasoning: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
     function_call: FunctionDelta | None = None
-    reasoning_details: Any = None  # OpenRouter and others; a message that is sent back must have them
+    reasoning_details: Any = None  # OpenRouter and others; a message that is sent back must include them
     channel: Any = None  # Groq: gpt-oss marks its thinking
     audio: Any = None
 
 
 class ChunkChoice(ResponseModel, gc=False, forbid_unknown_fields=True):
-    """One choice of a chunk; ``token_ids``: the ids of ``delta.content``, if the endpoint sends them.
+    """One choice of a chunk; ``token_ids`` are the ids of ``delta.content``, if the endpoint sends them.
 
-    ``native_finish_reason``: OpenRouter, ``content_filter_results``: Azure, ``stop_reason``: vLLM, ``matched_stop``:
+    ``native_finish_reason`` comes from OpenRouter, ``content_filter_results`` from Azure, ``stop_reason`` from vLLM, ``matched_stop`` from
     SGLang.
     """
 
@@ -154,7 +154,7 @@ class CompletionUsage(ResponseModel, gc=False):
     """Tokens of one request; an explicit zero is a count, not a missing value.
 
     Args:
-        cost: the server's own bill in US dollars (OpenRouter's ``usage.cost``); None: it sent none. Not one of OpenAI's fields.
+        cost: the price that the server states, in US dollars (OpenRouter's ``usage.cost``), or None. OpenAI doesn't have this field.
     """
 
     openai_fields: ClassVar[tuple[str, ...]] = (
@@ -176,8 +176,8 @@ class CompletionUsage(ResponseModel, gc=False):
 class ChatCompletionChunk(ResponseModel, gc=False, forbid_unknown_fields=True):
     """One event of a streamed answer, in the shape of OpenAI's ``chat.completion.chunk``.
 
-    ``provider``: OpenRouter's name of the server that it asked. ``obfuscation``: random padding, against guesses from an event's size;
-    Mistral calls it ``p``. ``stream_options``: LiteLLM's copy of the request's.
+    ``provider``: the server that OpenRouter used. ``obfuscation``: random padding, so that an event's size gives nothing away; Mistral
+    calls it ``p``. ``stream_options``: LiteLLM's copy of the request's field.
     """
 
     openai_fields: ClassVar[tuple[str, ...]] = (
@@ -209,7 +209,7 @@ class ChatCompletionChunk(ResponseModel, gc=False, forbid_unknown_fields=True):
 
 
 class FunctionCall(ResponseModel):
-    """A finished tool call's function; ``arguments`` is the JSON text that the model wrote, not checked."""
+    """A finished tool call's function; ``arguments`` is the JSON text as the model wrote it, unchecked."""
 
     openai_fields: ClassVar[tuple[str, ...]] = ("arguments", "name")
 
@@ -240,8 +240,8 @@ class ToolCall(ResponseModel):
 class ChatCompletionMessage(ResponseModel):
     """The finished message of a choice.
 
-    ``reasoning_content`` is the model's thinking under any name. ``reasoning`` has it, too, if the server calls it so. A dump has it under
-    that name only then, because a message that is sent back should have the names that its server knows.
+    ``reasoning_content`` is the model's thinking, whatever the server calls it. ``reasoning`` holds it, too, if that is the server's name
+    for it. A dump has it under the server's name only, because a message that is sent back should use names that its server knows.
     """
 
     openai_fields: ClassVar[tuple[str, ...]] = ("content", "refusal", "role", "annotations", "audio", "function_call", "tool_calls")
@@ -252,7 +252,7 @@ class ChatCompletionMessage(ResponseModel):
     refusal: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
-    function_call: FunctionCall | None = None  # the form before tools
+    function_call: FunctionCall | None = None  # OpenAI's older form, before tool calls
     annotations: Any = None
     audio: Any = None
     reasoning: str | None = None
@@ -311,7 +311,7 @@ class ChatCompletion(ResponseModel):
 
 
 def has_output(delta: ChoiceDelta) -> bool:
-    """Return True if a delta holds anything that was generated: any field beside the role, declared or not, that isn't empty."""
+    """Return True if a delta holds anything that was generated: any field besides the role, declared or not, that isn't empty."""
     if delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls or delta.refusal or delta.function_call is not None:
         return True
     if delta.audio or delta.reasoning_details or delta.channel:

@@ -1,7 +1,7 @@
 """Log-probabilities as OpenAI's SDK shows them, over the dicts that servers send.
 
-A server's log-probabilities are passed on as they came: some have further fields, and those of the completions API have others. So these
-types are dicts, which encode as such, with OpenAI's fields as attributes.
+A server's log-probabilities are passed on as they came: some servers add fields, and the completions API uses different ones. So these
+types are dicts, which are encoded unchanged, with OpenAI's fields as attributes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["ChoiceLogprobs", "TokenLogprobs", "TopLogprob"]
 
 
 class _Fields(dict[str, Any]):
-    """A dict whose fields are attributes, too."""
+    """A dict whose fields can also be read as attributes."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or (name not in self and name not in type(self).__annotations__):
@@ -22,12 +22,12 @@ class _Fields(dict[str, Any]):
         return self.get(name)
 
     def model_dump(self) -> dict[str, Any]:
-        """Return plain dicts and lists."""
+        """Return the content as plain dicts and lists."""
         return msgspec.to_builtins(self)  # type: ignore[no-any-return]
 
 
 class TopLogprob(_Fields):
-    """One of the likeliest tokens in a place: its text, the text's bytes and its log-probability."""
+    """One of the likeliest tokens at a position: its text, the text's bytes and its log-probability."""
 
     token: str
     logprob: float
@@ -35,7 +35,7 @@ class TopLogprob(_Fields):
 
 
 class TokenLogprobs(_Fields):
-    """A token of the answer, its bytes, its log-probability, and the likeliest tokens in its place."""
+    """A token of the answer, its bytes, its log-probability, and the likeliest tokens at its position."""
 
     token: str
     logprob: float
@@ -43,21 +43,21 @@ class TokenLogprobs(_Fields):
 
     @property
     def top_logprobs(self) -> list[TopLogprob]:
-        """The likeliest tokens in this place, best first; [] if none were asked for."""
+        """The likeliest tokens at this position, best first; [] if none were requested."""
         return _entries(self, "top_logprobs", TopLogprob) or []
 
 
 class ChoiceLogprobs(_Fields):
-    """The log-probabilities of a choice's text; those of a refusal apart."""
+    """The log-probabilities of a choice's text and, separately, of its refusal."""
 
     @property
     def content(self) -> list[TokenLogprobs] | None:
-        """The tokens of the text, in order; None: there are none."""
+        """The tokens of the text, in order, or None if there are none."""
         return _entries(self, "content", TokenLogprobs)
 
     @property
     def refusal(self) -> list[TokenLogprobs] | None:
-        """The tokens of a refusal, in order; None: there are none."""
+        """The tokens of a refusal, in order, or None if there are none."""
         return _entries(self, "refusal", TokenLogprobs)
 
 
@@ -65,11 +65,11 @@ _Entry = TypeVar("_Entry", bound=_Fields)
 
 
 class _Entries(list[_Entry]):
-    """A list whose dicts have their type, so that they are made once."""
+    """A list whose dicts have been converted to their type, so that it happens only once."""
 
 
 def _entries(fields: _Fields, name: str, kind: type[_Entry]) -> list[_Entry] | None:
-    """Return a list of a dict with its dicts as ``kind``, and keep it there; None: there is no list."""
+    """Return a list field with its dicts as ``kind``, and store it converted; None if there is no list."""
     found = fields.get(name)
     if type(found) is not _Entries and isinstance(found, list):
         fields[name] = found = _Entries(kind(each) if type(each) is dict else each for each in found)

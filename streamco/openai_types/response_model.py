@@ -1,7 +1,7 @@
-"""The base of the response types: dumps as OpenAI's SDK has them, and a server's further fields.
+"""The base of the response types: dumps like those of OpenAI's SDK, and a server's undeclared fields.
 
-Fields that OpenAI does not have but common servers send with each token are declared in the types (the package). A struct with any
-other field of a server is of a subclass that has it as an attribute (``with_further``), so that ordinary chunks pay nothing for it.
+Fields that OpenAI doesn't have but common servers send with each token are declared in the types (see the package). If a server sends any
+other field, the object is an instance of a subclass that has it as an attribute (``with_further``), so ordinary chunks pay nothing for it.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from msgspec import Struct, field
 
 __all__ = ["ResponseModel", "further_fields", "with_further", "without_further"]
 
-_FURTHER = "further"  # the field with what a server sent beyond the declared fields
+_FURTHER = "further"  # the field that holds what a server sent beyond the declared fields
 
 
 class ResponseModel(Struct, gc=False):
-    """Base of the response types, with the methods by which callers of OpenAI's SDK turn a response into a dict or JSON.
+    """Base of the response types, with the methods of OpenAI's SDK that turn a response into a dict or JSON.
 
-    The results hold OpenAI's fields. A declared field that OpenAI doesn't have is left out unless it is set. Further fields of a server are
-    in, as they came. No ``__getattr__`` here: a class that has one reads each of its attributes six times slower.
-    A struct doesn't know whether a server sent null or nothing. So "unset" means null here, except for the fields that servers always
+    The results hold OpenAI's fields. A declared field that OpenAI doesn't have is left out unless it is set. A server's undeclared fields
+    are included as they came. There is no ``__getattr__`` here, because it would make reading any attribute six times slower.
+    A struct can't tell whether a server sent null or nothing. So "unset" means null here, except for the fields that servers always
     send (``finish_reason``, and ``content`` of a message).
     """
 
     openai_fields: ClassVar[tuple[str, ...]] = ()
-    """OpenAI's fields of this object; those without a field here are null."""
+    """OpenAI's fields of this object; the ones that aren't declared here are null."""
     sent_nulls: ClassVar[frozenset[str]] = frozenset()
-    """Fields that servers send even if they are null."""
+    """Fields that servers send even when they are null."""
     undumped: ClassVar[frozenset[str]] = frozenset()
-    """Fields that are no part of a response."""
+    """Fields that aren't part of a response."""
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """Yield name and value of each field, as pydantic's models do, so that ``dict(answer)`` and FastAPI's encoder can read it.
+        """Yield the name and value of each field, as pydantic's models do, so that ``dict(answer)`` and FastAPI's encoder work.
 
         The fields are those of ``model_dump``; nested objects stay objects.
         """
@@ -44,7 +44,7 @@ class ResponseModel(Struct, gc=False):
 
     @property
     def model_extra(self) -> dict[str, Any]:
-        """What the server sent beyond OpenAI's fields, by name; each is an attribute, too."""
+        """The fields that the server sent beyond OpenAI's, by name; each is also an attribute."""
         own = _own_fields(type(self))
         found = {name: item for name, default in own.items() if (item := getattr(self, name)) != default and name not in self.undumped}
         found.pop(_FURTHER, None)
@@ -65,11 +65,11 @@ class ResponseModel(Struct, gc=False):
         """Return the object as a dict, nested objects included.
 
         Args:
-            mode: "json": only values that JSON has.
-            include: names of the fields to keep, of this object only; None: all.
-            exclude: names of the fields to leave out, of this object only; None: none.
+            mode: "json" returns only values that JSON has.
+            include: names of the fields to keep, on this object only; None keeps all.
+            exclude: names of the fields to leave out, on this object only; None leaves out none.
             by_alias: no effect, because no field has an alias.
-            exclude_unset: leave out what the server did not send.
+            exclude_unset: leave out fields that the server didn't send.
             exclude_defaults: leave out what is null.
             exclude_none: leave out what is null.
             warnings: no effect, because there are none.
@@ -92,13 +92,13 @@ class ResponseModel(Struct, gc=False):
         exclude_none: bool | None = None,
         warnings: bool = True,
     ) -> str:
-        """Return ``model_dump`` as JSON for whoever it is sent on to: without what is null, most of a chunk.
+        """Return ``model_dump`` as JSON to be sent on: without the null fields, which are most of a chunk.
 
         Args:
-            indent: spaces for each level; None: one line.
+            indent: spaces per level, or None for a single line.
             include, exclude, by_alias, exclude_unset, exclude_defaults, warnings: as in ``model_dump``.
-            exclude_none: leave out what is null; None: leave it out, unless ``exclude_unset`` says what is left out. False: the JSON of
-                OpenAI's SDK.
+            exclude_none: leave out what is null. None does so unless ``exclude_unset`` is set; False returns the same JSON as OpenAI's
+                SDK.
         """
         dumped = self.model_dump(
             include=include,
@@ -122,7 +122,7 @@ class ResponseModel(Struct, gc=False):
         exclude_none: bool = False,
         warnings: bool = True,
     ) -> dict[str, Any]:
-        """Return ``model_dump`` without what the server did not send; ``use_api_names`` has no effect, because the names are the API's."""
+        """Return ``model_dump`` without fields that the server didn't send; ``use_api_names`` has no effect: the names are the API's."""
         return self.model_dump(
             mode=mode,
             by_alias=use_api_names,
@@ -142,7 +142,7 @@ class ResponseModel(Struct, gc=False):
         exclude_none: bool = False,
         warnings: bool = True,
     ) -> str:
-        """Return ``to_dict`` as JSON; ``indent``: spaces for each level, None: one line."""
+        """Return ``to_dict`` as JSON. ``indent``: spaces per level, or None for a single line."""
         return self.model_dump_json(
             indent=indent,
             by_alias=use_api_names,
@@ -153,11 +153,11 @@ class ResponseModel(Struct, gc=False):
         )
 
     def _rename(self, dumped: dict[str, Any]) -> None:
-        """Change what a dump has, for a type whose servers use several names."""
+        """Adjust the names in a dump, for a type whose servers use several names for a field."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        """Say to pydantic what this is, so that it may be the return type of a FastAPI route: JSON without what is null."""
+        """Describe the type to pydantic, so that a FastAPI route may return it, as JSON without null fields."""
         from pydantic_core import core_schema
 
         return core_schema.no_info_plain_validator_function(
@@ -167,7 +167,7 @@ class ResponseModel(Struct, gc=False):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
-        """Return the JSON schema that FastAPI shows."""
+        """Return the JSON schema for FastAPI's documentation."""
         return {"type": "object", "title": cls.__name__}
 
 
@@ -186,7 +186,7 @@ def _dump(value: Any, keep_nulls: Literal["all", "sent", "none"]) -> Any:
 
 
 def _fields(value: ResponseModel) -> dict[str, Any]:
-    """Return the fields of a response with their values: OpenAI's, those of others that are set, and a server's further ones."""
+    """Return the fields of a response with their values: OpenAI's, other declared fields that are set, and undeclared ones."""
     found: dict[str, Any] = dict.fromkeys(value.openai_fields)
     own = _own_fields(type(value))
     for name in value.__struct_fields__:
@@ -210,11 +210,11 @@ _Model = TypeVar("_Model", bound=ResponseModel)
 
 
 def with_further(model: _Model, further: dict[str, Any]) -> _Model:
-    """Return an object with further fields of a server, as attributes and in ``model_extra``; if there are none, the object itself.
+    """Return the object with a server's undeclared fields as attributes and in ``model_extra``; without any, the object itself.
 
     Args:
         model: an object without such fields.
-        further: the fields by name. A name that begins with two underscores becomes no attribute, because Python gives those a meaning.
+        further: the fields by name. A name that begins with two underscores doesn't become an attribute, because Python uses those itself.
     """
     if not further:
         return model
@@ -225,17 +225,17 @@ def with_further(model: _Model, further: dict[str, Any]) -> _Model:
 
 
 def without_further(model: _Model | None) -> _Model | None:
-    """Return the object without further fields, of the plain type."""
+    """Return the object as its plain type, without undeclared fields."""
     return cast("_Model", model.plain()) if isinstance(model, _HasFurther) else model
 
 
 def further_fields(model: ResponseModel) -> dict[str, Any]:
-    """Return what ``with_further`` gave to an object; {}: nothing."""
+    """Return the fields that ``with_further`` added to an object; {} if there are none."""
     return getattr(model, _FURTHER, None) or {}
 
 
 class _HasFurther:
-    """Marks the subclasses with further fields, and reads these as attributes."""
+    """Marks subclasses that accept undeclared fields, and makes those fields available as attributes."""
 
     __slots__ = ()
     further: dict[str, Any]
@@ -255,7 +255,7 @@ class _HasFurther:
 
 @cache
 def _extended(kind: type[ResponseModel]) -> tuple[type[ResponseModel], Callable[[ResponseModel], tuple[Any, ...]]]:
-    """Return the subclass of a response type that has further fields, and a function that reads the type's own."""
+    """Return the subclass of a response type that has undeclared fields, and a function that reads the type's declared ones."""
     added: Any = (_FURTHER, dict[str, Any], field(default_factory=dict))
     made = msgspec.defstruct(kind.__name__, [added], bases=(_HasFurther, kind), module=kind.__module__, gc=True)
     return cast("type[ResponseModel]", made), attrgetter(*kind.__struct_fields__)

@@ -1,1 +1,1 @@
-"""Pure decisions, one paper idea a file: numbers in, decision out."""
+"""Pure decisions, one idea of a paper per file: numbers in, decision out."""

@@ -10,10 +10,10 @@ There are three rules, and each gives a ``Verdict``:
   Selective mode uses it. No paper has this rule.
 
 Distributions are sent as their likeliest ids. That changes nothing if those are all the ids that could be drawn, as after top-k sampling.
-``Verdict.is_exact`` says whether it was so.
+``Verdict.is_exact`` says whether that was the case.
 
 The acceptance rate alpha follows from the mean number of tokens that a round gives (Synera section 5). DSD's equation 1 calls the same
-number "accepted draft tokens", but it counts the correction or bonus token too: at alpha 0 it is 1.
+number "accepted draft tokens", but also counts the correction or bonus token: at alpha 0 it is 1.
 """
 
 from __future__ import annotations
@@ -66,29 +66,30 @@ class Rule(Struct, frozen=True, array_like=True):
     """The rule that verifies a session's drafts, and the sampling of the token after them.
 
     ``GREEDY`` accepts a token if it is the target's likeliest. ``SAMPLE`` is speculative sampling against the distribution that the draft
-    carries. ``THRESHOLD`` accepts a token if it is at least ``threshold`` times as likely as the target's best; corrections are the best.
+    carries. ``THRESHOLD`` accepts a token if it is at least ``threshold`` times as likely as the target's best, which is also the
+    correction.
     """
 
     kind: RuleKind = RuleKind.GREEDY
-    temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0  # of the target's distribution, before the filters; SAMPLE: above 0
-    top_k: _Count = 0  # 0: all
+    temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0  # of the target's distribution, before the filters; above 0 for SAMPLE
+    top_k: _Count = 0  # 0 for all
     top_p: _Share = 1.0
     min_p: _Share = 0.0
     threshold: _Share = 0.0
-    seed: _Count | None = None  # None: the server draws at random
+    seed: _Count | None = None  # if None, the server draws at random
 
 
 UNCHANGED = Rule(RuleKind.SAMPLE, temperature=1.0)
-"""The rule under which a distribution is the model's own: temperature 1, nothing cut off."""
+"""The rule that leaves the model's distribution unchanged: temperature 1, nothing cut off."""
 
 
 class Verdict(Struct, frozen=True):
     """The verdict on a draft.
 
     Args:
-        accepted: number of draft tokens accepted, from the first.
-        token: the token after them: the correction, or the bonus token if all are accepted.
-        is_exact: True if the answer has the target's distribution; False: rows were cut, or the rule is ``THRESHOLD``.
+        accepted: number of accepted draft tokens, from the first.
+        token: the token after them, which is the correction, or the bonus token if all are accepted.
+        is_exact: True if the answer has the target's distribution; False if rows were cut, or the rule is ``THRESHOLD``.
     """
 
     accepted: int
@@ -100,11 +101,11 @@ class Distribution:
     """The ids that may be drawn at one position, with their probabilities.
 
     Args:
-        ids: all different; None: the whole vocabulary in order, which needs no check (49,152 ids: 0.2 ms instead of 6).
+        ids: different ids; None for the whole vocabulary in order, which needs no check (0.2 ms instead of 6 for 49,152 ids).
         probabilities: shares of the whole vocabulary, shape as ``ids``; their sum is below 1 if only the likeliest are known.
 
     Raises:
-        ConfigError: no ids, one twice, another number of probabilities, a negative one, or a sum of 0 or above 1.
+        ConfigError: there are no ids, one occurs twice, the number of probabilities differs, one is negative, or their sum is 0 or above 1.
     """
 
     __slots__ = ("ids", "is_whole", "probabilities")
@@ -122,14 +123,14 @@ class Distribution:
         self.is_whole = total >= 1.0 - _WHOLE
 
     def probability(self, token: int) -> float:
-        """Return the probability of one id; 0 if it isn't listed."""
+        """Return the probability of one id, or 0 if it isn't listed."""
         return float(self.probabilities[self.ids == token].sum())
 
     def reweighted(self, weights: NDArray[np.float64]) -> Distribution:
-        """Return the distribution of the same ids in proportion to other weights; the ids aren't checked again, which takes long.
+        """Return the distribution of the same ids in proportion to other weights. The ids aren't checked again, because that is slow.
 
         Args:
-            weights: shape as ``ids``, 0 or more, with a sum above 0.
+            weights: the same shape as ``ids``, 0 or more, with a sum above 0.
         """
         other = Distribution.__new__(Distribution)
         other.ids, other.probabilities, other.is_whole = self.ids, weights / weights.sum(), True
@@ -141,12 +142,12 @@ class Distribution:
 
     @property
     def best(self) -> int:
-        """The likeliest id; of equal ones the first."""
+        """The likeliest id, the first one among equals."""
         return int(self.ids[self.probabilities.argmax()])
 
 
 class TargetRow(Protocol):
-    """The target's logits at one position, in whatever form a verifier has them."""
+    """The target's logits at one position, in the form in which a verifier has them."""
 
     @property
     def best(self) -> int:
@@ -166,7 +167,7 @@ def verify(rule: Rule, draft: Sequence[int], drafted_from: Sequence[Distribution
         draft: ids, shape (window,).
         drafted_from: q at each position of the draft, shape (window,); only ``SAMPLE`` reads it.
         rows: the target's row at each position of the draft and after it, shape (window + 1,).
-        rng: random draws of ``SAMPLE``; the other rules draw nothing.
+        rng: random source for ``SAMPLE``; the other rules draw nothing.
 
     Raises:
         ConfigError: the shapes don't fit, or a draft token can't have been drawn from its q.
@@ -183,7 +184,7 @@ def verify(rule: Rule, draft: Sequence[int], drafted_from: Sequence[Distribution
 
 
 def verify_greedy(draft: Sequence[int], choices: Sequence[int]) -> Verdict:
-    """Accept up to the first token that the target would not have chosen.
+    """Accept tokens up to the first one that the target would not have chosen.
 
     Args:
         draft: ids, shape (window,).
@@ -202,16 +203,17 @@ def verify_sampled(
 ) -> Verdict:
     """Accept tokens so that the answer has the target's distribution (Leviathan et al., 2023, algorithm 1).
 
-    It is exact if every row is whole: q must be the distribution that the draft was really drawn from (cut, rounded and filled up to 1
-    before the draw, not after it), and p all that the target could draw (its top_k within the ids that were sent). If a row of p is cut,
-    the correction and the bonus token come from the listed ids alone. If a row of q is cut, its missing ids count as 0 in the residual.
+    It is exact if every row is whole: q must be the distribution from which the draft was really drawn (cut, rounded and filled up to 1
+    before the draw, not after it), and p must contain all that the target could draw (its top_k within the ids that were sent). If a row of
+    p is cut, the correction and the bonus token come only from the listed ids. If a row of q is cut, its missing ids count as 0 in the
+    residual.
 
     Args:
         draft: ids, shape (window,).
         drafted_from: q at each position of the draft, shape (window,).
         target: p at each position and after the draft, shape (window + 1,); (window,) with ``bonus``.
         rng: used once for each token that is neither certain nor impossible, and once for the correction or bonus token.
-        bonus: token that the target itself drew after the draft; None: it is drawn here.
+        bonus: token that the target itself drew after the draft; None if it is drawn here.
 
     Raises:
         ConfigError: the shapes don't fit, or a draft token can't have been drawn from its q.
@@ -233,7 +235,7 @@ def verify_sampled(
 def verify_threshold(draft: Sequence[int], target: Sequence[Distribution], threshold: float) -> Verdict:
     """Accept tokens that are at least ``threshold`` times as likely as the target's best; the correction is the best.
 
-    The papers name no such rule. It follows min-p sampling: because it is relative to the best token, it is lenient where many words fit.
+    The papers have no such rule. It follows min-p sampling: being relative to the best token, it is lenient where many words fit.
     At 1 it is ``verify_greedy`` except for ties; at 0 it accepts everything.
 
     Args:
@@ -254,7 +256,7 @@ def verify_threshold(draft: Sequence[int], target: Sequence[Distribution], thres
 
 
 def expected_tokens(acceptance: float, window: int) -> float:
-    """Return the mean tokens of a round, correction or bonus token included: E = (1 - alpha^(gamma + 1)) / (1 - alpha).
+    """Return the mean tokens of a round, including the correction or bonus token: E = (1 - alpha^(gamma + 1)) / (1 - alpha).
 
     Source: Synera section 5, DSD equation 1. The sum form below is also defined at alpha 1.
 
@@ -266,16 +268,16 @@ def expected_tokens(acceptance: float, window: int) -> float:
 
 
 def solve_acceptance(rounds: Iterable[tuple[int, int]]) -> float | None:
-    """Return the alpha at which rounds with these windows are expected to give the tokens that they gave.
+    """Return the alpha at which rounds with these windows would be expected to give the tokens that they gave.
 
     Args:
-        rounds: (window, tokens) of each: draft tokens, and tokens that it gave, correction or bonus token included.
+        rounds: (window, tokens) of each: draft tokens, and tokens that it gave, including the correction or bonus token.
 
     Returns:
-        alpha, 0..1; None: no round drafted anything.
+        alpha, 0..1; None if no round drafted anything.
 
     Raises:
-        ConfigError: a round that gave fewer tokens than 1 or more than its window + 1.
+        ConfigError: a round gave fewer tokens than 1 or more than its window + 1.
     """
     counts: dict[int, int] = {}
     tokens = 0
@@ -301,11 +303,11 @@ def _check_rows(draft: Sequence[int], rows: int, name: str) -> None:
 
 
 def residual(target: Distribution, drafted_from: Distribution, rejected: int) -> Distribution | None:
-    """Return max(0, p - q), normalised: the distribution of the target's token once ``rejected`` was refused; None: nothing is left.
+    """Return max(0, p - q), normalised: what to draw the target's token from once ``rejected`` is rejected, or None if nothing is left.
 
     Args:
         target: p.
-        drafted_from: q, which the rejected token was drawn from.
+        drafted_from: q, from which the rejected token was drawn.
         rejected: a token with p < q, so it can't be drawn.
     """
     order = np.argsort(drafted_from.ids)
@@ -313,7 +315,7 @@ def residual(target: Distribution, drafted_from: Distribution, rejected: int) ->
     left = target.probabilities.copy()
     left[shared] -= drafted_from.probabilities[order[np.searchsorted(drafted_from.ids, target.ids[shared], sorter=order)]]
     left = np.maximum(left, 0.0)
-    if left.sum() <= 0.0:  # p was cut, and lies below q at every id that both list
+    if left.sum() <= 0.0:  # p was cut, and is below q at every id that both list
         left = np.where(target.ids == rejected, 0.0, target.probabilities)
     return target.reweighted(left) if left.sum() > 0.0 else None
 

@@ -1,30 +1,29 @@
 """Budget control: the realised share of the constrained side stays within the budget b (DiSCo section 4.1).
 
-A plan spends the budget on average over the distributions that it was made from. Later prompts and servers differ, and the paper has no
-answer to that. So each start of the constrained side is also checked against the starts before it:
+A plan spends the budget on average over the distributions from which it was made. Later prompts and servers differ, and the paper has no
+answer to that. So each start of the constrained side is also checked against the earlier starts:
 
-- *first*: from the first request on, the constrained side has processed at most a share of budget + 0.01 of all prompt tokens, and one
-  mean prompt more, so that the first answer of a client may be raced as well;
+- *first*: from the first request on, the constrained side has processed at most a share of budget + 0.01 of all prompt tokens, plus one
+  mean prompt, so that a client's first answer may be raced as well;
 - *total*: from the 500th request on, at most a share of budget + 0.01;
 - *window*: of the tokens of any 500 consecutive requests, at most budget + 0.05.
 
-A start now is part of windows that are not complete yet, so the check adds the tokens that later requests will bring. For the total, that
-is one token per request, which is certain. For the windows, one token per request would be certain too, but then a prompt of more than some
-500 x budget tokens could never be started (499 prompts of one token might follow it). So by default it is a low estimate from the last 500
-prompts, the higher of
+A start now is part of windows that aren't complete yet, so the check adds the tokens that later requests will bring. For the total, that
+is one token per request, which is certain. For the windows, one token per request would be certain too, but then a prompt of more than
+about 500 x budget tokens could never be started (499 prompts of one token might follow it). So by default it is a low estimate from the
+last 500 prompts, the higher of
 
 - for each request, 4/5 of their mean without the longest tenth;
 - their mean less 2.5 standard errors of such a forecast, so that rare long prompts count if they keep coming.
 
-As soon as the last 16 prompts are shorter, it is only the mean of those. ``floor=1`` makes the window rule certain as well.
+As soon as the last 16 prompts are shorter, only their mean counts. ``floor=1`` makes the window rule certain as well.
 
-*Credit*: a start that is worth it now may exceed each of these bounds by up to ``burst`` tokens, and by no more than 32 mean prompts, so
-that a crowd of short prompts doesn't use the server for long. What is borrowed is paid back by itself,
-because starts without credit wait until the bounds hold again. So nothing more than the burst is ever owed, and under lasting load the
-budget wins.
+*Credit*: a start that is especially worthwhile may exceed each of these bounds by up to ``burst`` tokens, but by no more than 32 mean
+prompts, so that a crowd of short prompts doesn't use the server for long. What is borrowed is paid back automatically, because starts
+without credit wait until the bounds hold again. So no more than the burst is ever owed, and under lasting load the budget wins.
 
 Requests may overlap. A request that may start holds a reservation, which counts as spent until it is settled. A request's tokens raise the
-allowance only after it is settled. So the rules hold whatever becomes of the requests in flight. Requests are ordered by arrival. Requests
+allowance only after it is settled. So the rules hold whatever happens to the requests in flight. Requests are ordered by arrival. Requests
 that only one side could serve are exempt, and are reported separately.
 """
 
@@ -43,12 +42,12 @@ from streamco.policies.dispatch import Decision, Side, one_side
 __all__ = ["BURST", "BudgetSteering", "Reservation", "check_burst", "steer"]
 
 BURST = 4096
-"""Prompt tokens that may be borrowed by default: a dozen prompts of usual length. Of short ones no more than 32."""
+"""Prompt tokens that may be borrowed by default, about a dozen prompts of usual length, but no more than 32 short ones."""
 
-_MOST_BORROWED = 32  # mean prompts: more people than usually ask one client at once
+_MOST_BORROWED = 32  # mean prompts; usually fewer people ask one client at once
 _TOTAL_SLACK = 0.01
 _WINDOW_SLACK = 0.05
-_MARGIN = 0.01  # kept back of it while later traffic is only estimated
+_MARGIN = 0.01  # share of the budget kept back while later traffic is only estimated
 _TIE = 1e-6  # tokens; sums of a million floats stray by less
 _CAUTION = 0.8  # of the mean without the longest tenth
 _ERRORS = 2.5  # standard errors of the forecast
@@ -60,7 +59,7 @@ def check_burst(burst: int) -> None:
     """Check a number of tokens that may be borrowed.
 
     Raises:
-        ConfigError: it is no whole number of 0 or more.
+        ConfigError: it isn't a whole number of 0 or more.
     """
     if isinstance(burst, bool) or not isinstance(burst, int) or burst < 0:
         raise ConfigError(f"burst: expected a number of tokens of 0 or more, got {burst!r}")
@@ -73,7 +72,7 @@ class Reservation:
         tokens: number of its prompt tokens.
         is_allowed: whether the constrained side may be started for it.
         is_borrowed: whether that takes credit.
-        position: position in the order of arrival, exempt requests taken out.
+        position: position in the order of arrival, without exempt requests.
     """
 
     __slots__ = ("is_allowed", "is_borrowed", "is_settled", "position", "tokens")
@@ -87,22 +86,22 @@ class Reservation:
 
 
 class BudgetSteering:
-    """Counts the constrained side's tokens and decides whether it may be started once more.
+    """Counts the constrained side's tokens and decides whether it may be started again.
 
     Args:
-        budget: b, share of prompt tokens that the constrained side may process, 0..1. 0: never; 1: always.
-        burst: tokens that may be borrowed; 0: none.
+        budget: b, share of prompt tokens that the constrained side may process, 0..1 (0 for never, 1 for always).
+        burst: number of tokens that may be borrowed, perhaps 0.
         window: length of a window, requests.
-        floor: minimum tokens that each later request brings, 1 or more; None: estimated from the traffic.
+        floor: minimum tokens that each later request brings, 1 or more; None to estimate it from the traffic.
 
     Attributes:
-        requests, tokens: number of settled requests and of their prompt tokens, exempt ones not counted.
+        requests, tokens: number of settled requests and of their prompt tokens, without exempt ones.
         spent_tokens: number of those tokens that the constrained side processed.
-        denied_requests: number of requests that were planned to start the constrained side and were not allowed to.
-        exempt_requests, exempt_tokens, exempt_spent_tokens: the same numbers of exempt requests.
+        denied_requests: number of requests that should have started the constrained side but were not allowed to.
+        exempt_requests, exempt_tokens, exempt_spent_tokens: the same numbers for exempt requests.
 
     Raises:
-        ConfigError: a budget outside 0..1, a burst below 0, a window or floor below 1.
+        ConfigError: the budget is outside 0..1, the burst below 0, or the window or floor below 1.
     """
 
     def __init__(self, budget: float, *, burst: int = 0, window: int = 500, floor: float | None = None) -> None:
@@ -124,7 +123,7 @@ class BudgetSteering:
 
     @property
     def share(self) -> float:
-        """Realised share of the constrained side in all prompt tokens, 0..1; exempt requests left out."""
+        """The constrained side's realised share of all prompt tokens, 0..1, without exempt requests."""
         return self.spent_tokens / self.tokens if self.tokens else 0.0
 
     def allows(self, tokens: int, *, on_credit: bool = False) -> bool:
@@ -132,7 +131,7 @@ class BudgetSteering:
 
         Args:
             tokens: number of its tokens.
-            on_credit: up to ``burst`` tokens, or 32 mean prompts, may be owed then.
+            on_credit: up to ``burst`` tokens, or 32 mean prompts, may then be owed.
         """
         if self.budget <= 0.0 or self.budget >= 1.0:
             return self.budget >= 1.0
@@ -146,7 +145,7 @@ class BudgetSteering:
         return self._excess.allows(tokens, self._traffic, len(self._pending), credit=credit)
 
     def reserve(self, tokens: int, *, wanted: bool = True, on_credit: bool = False) -> Reservation:
-        """Count a request that begins, and decide whether the constrained side may be started for it.
+        """Count a new request, and decide whether the constrained side may be started for it.
 
         Args:
             tokens: number of its prompt tokens; at least 1 is counted.
@@ -154,7 +153,7 @@ class BudgetSteering:
             on_credit: whether it is worth borrowing for.
 
         Returns:
-            The reservation to pass to ``settle``, whatever becomes of the request.
+            The reservation to pass to ``settle``, whatever happens to the request.
         """
         tokens = max(1, tokens)
         is_covered = wanted and self.allows(tokens)
@@ -174,10 +173,10 @@ class BudgetSteering:
         Args:
             reservation: from ``reserve``.
             started: whether the constrained side was started.
-            exempt: only one side could serve it (the other failed, or was not eligible).
+            exempt: only one side could serve it (the other one failed or wasn't eligible).
 
         Raises:
-            UsageError: it was settled before.
+            UsageError: it has already been settled.
         """
         if reservation.is_settled:
             raise UsageError("reservation: expected to be settled once, got a second settlement")
@@ -214,19 +213,19 @@ class _Excess:
         self._first = 0  # position of the first entry
 
     def allows(self, tokens: int, traffic: _Traffic, pending: int, *, credit: int) -> bool:
-        """Return True if every window that a request now would be part of can still keep the rule.
+        """Return True if every window that would include a request now can still keep the rule.
 
         Args:
             tokens: number of its tokens, all spent if it may start.
-            traffic: says how many tokens later requests will at least bring.
-            pending: number of requests that might still be taken out, so that windows reach back that much further.
-            credit: tokens by which a window may exceed it.
+            traffic: estimates how many tokens later requests will at least bring.
+            pending: number of requests that might still be removed, so that windows reach back that much further.
+            credit: tokens by which a window may exceed the rule.
         """
         if self._rate >= 1.0:
             return True
         least = self._sums[-1] + tokens - self._rate * tokens + _TIE - credit
         reach = min(len(self._sums), self._window + pending)
-        ahead = min(reach, self._window)  # windows that go on after this request, by 0 to ``ahead - 1`` fewer than the longest
+        ahead = min(reach, self._window)  # windows that continue after this request, by 0 to ``ahead - 1`` fewer than the longest
         over = self._sums[len(self._sums) - reach : len(self._sums) - ahead]
         if over and min(over) < least:
             return False
@@ -242,13 +241,13 @@ class _Excess:
         return self._first + len(self._sums) - 2
 
     def settle(self, position: int, tokens: int, further: int) -> None:
-        """Count a request's tokens, and ``further`` spent ones (below zero: fewer than reserved)."""
+        """Count a request's tokens, and ``further`` spent ones (negative if fewer than reserved)."""
         change = further - self._rate * tokens
         at = max(0, position - self._first + 1)
         self._sums[at:] = [each + change for each in self._sums[at:]]
 
     def remove(self, position: int, reserved: int) -> None:
-        """Take a request out as if it had never come."""
+        """Remove a request as if it had never come."""
         at = position - self._first
         if at < 0:
             self._first -= 1
@@ -256,7 +255,7 @@ class _Excess:
         self._sums[at + 1 :] = [each - reserved for each in self._sums[at + 2 :]]
 
     def _forget(self) -> None:
-        """Keep the last two windows; only differences matter, so the first sum kept becomes zero."""
+        """Keep the last two windows. Only differences matter, so the first kept sum becomes zero."""
         kept = self._sums[-(2 * self._window + 32) :]
         self._first += len(self._sums) - len(kept)
         self._sums = [each - kept[0] for each in kept]
@@ -273,8 +272,8 @@ class _Traffic:
         self._recent: deque[int] = deque(maxlen=_RECENT)
         self._recent_sum = 0
         self._typical = floor or 1.0
-        self._mean = self._error = 0.0  # of the lengths; known from ``_REFRESH`` of them on
-        self._counted = 0  # lengths that the forecast is made from
+        self._mean = self._error = 0.0  # of the lengths; known once there are ``_REFRESH`` of them
+        self._counted = 0  # number of lengths on which the forecast is based
         self._allowance: list[float] = []  # for the last counts up to the window
         self._stale = 0
 
@@ -292,7 +291,7 @@ class _Traffic:
             self._refresh()
 
     def recent_mean(self, tokens: int) -> float:
-        """Return the mean of the last 16 prompts; before the first one, ``tokens``."""
+        """Return the mean of the last 16 prompts, or ``tokens`` before the first one."""
         return self._recent_sum / len(self._recent) if self._recent else tokens
 
     def allowance(self, tokens: int, least: int) -> Sequence[float]:
@@ -324,7 +323,7 @@ class _Traffic:
 
 
 def steer(decision: Decision, constrained: Side, *, is_allowed: bool) -> Decision:
-    """Return the decision without the constrained side if it isn't allowed; it is then still the fallback if the other side fails."""
+    """Return the decision without the constrained side if that isn't allowed; it is still the fallback if the other side fails."""
     if is_allowed or decision.wait(constrained) is None:
         return decision
     return one_side(decision, "server" if constrained == "device" else "device", f"budget spent: {constrained} not started")

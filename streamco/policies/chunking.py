@@ -1,14 +1,14 @@
 """The size of a prompt's chunks, and how many steps a device drafts while a verdict is out (HAT, sections 3.2, 3.3 and 3.5).
 
 A split server computes the middle layers of a prompt's rows while the device sends the next chunk. Small chunks begin sooner, and large
-ones cost less a row. Equation 3 takes the size at which sending a chunk lasts as long as computing one.
+ones cost less per row. Equation 3 takes the size at which sending a chunk lasts as long as computing one.
 
-The equation has no solution if a row is sent faster than it is computed, at every size. That is so for servers without a GPU. Then
-computing is the bottleneck, and the smallest size serves at which a row costs hardly more than in any larger chunk. With several pipeline
-stages every size may solve it. So there is a smallest size.
+The equation has no solution if at every size a row is sent faster than it is computed, as with servers without a GPU. Then computing is the
+bottleneck, and the best size is the smallest at which a row costs hardly more than in any larger chunk. With several pipeline stages every
+size may solve it. So there is a smallest size.
 
-The equation also has large solutions, up to the whole prompt, if a row is sent in hardly more time than it is computed. Such a chunk
-overlaps with nothing. ``fastest_chunk_size`` therefore compares the predicted times of many ways to cut a prompt, and of the whole.
+The equation also has large solutions, up to the whole prompt, if sending a row takes hardly more time than computing it. Such a chunk
+overlaps with nothing. ``fastest_chunk_size`` therefore compares the predicted times of many ways to cut a prompt, and of the whole prompt.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ SMALLEST = 16
 """Rows of the smallest chunk."""
 
 FLAT = 1.05
-"""How much more than the cheapest a row may cost, if equation 3 has no solution."""
+"""How many times as much as the cheapest a row may cost if equation 3 has no solution."""
 
 NEARLY = 1.03
-"""How much later than with the best chunks a prompt may be read, if larger chunks then do: fewer batches, which other devices share."""
+"""How many times as long as with the best chunks reading a prompt may take for the sake of larger ones, which need fewer batches."""
 
-_FEW_PARTS = (1, 4, 16, 64)  # are compared if the load leaves less than the smallest chunk of a batch: then a prompt takes many batches
-_MOST_UNEVEN = 8  # chunks; with more of them the last one matters little
+_FEW_PARTS = (1, 4, 16, 64)  # to compare if the load leaves less than the smallest chunk of a batch: a prompt then takes many
+_MOST_UNEVEN = 8  # chunks; with more, the last one matters little
 
 MEMORY = 0.8
-"""Weight of the past in the moving averages: alpha in equations 1 and 2."""
+"""Weight of the past in the moving averages (alpha in equations 1 and 2)."""
 
 
 class ServerLoad:
-    """What a server computes at present: moving averages of its batches (equations 1 and 2).
+    """A server's present load: moving averages of its batches (equations 1 and 2).
 
     Args:
-        costs: seconds by rows as measured before there was load.
+        costs: seconds by rows, as measured without load.
         memory: weight of the past, from 0 to below 1.
     """
 
@@ -70,10 +70,10 @@ class ServerLoad:
         self.rows = 0.0
         """Rows of a batch (mu in equation 1)."""
         self.steady_rows = 0.0
-        """Rows of a batch without those of prompts, which soon end. A device's own prompt is otherwise counted as load on its next one."""
+        """Rows of a batch without prompts' rows, which soon end. Otherwise a device's prompt would be counted as load on its next one."""
 
     def record(self, rows: int, seconds: float, *, prompt_rows: int = 0) -> None:
-        """Count a batch, ``prompt_rows`` of which are of prompts. Its time goes to the measured size that is nearest in proportion."""
+        """Count a batch with ``prompt_rows`` rows of prompts. Its time goes to the measured size that is nearest in proportion."""
         self.rows = self._memory * self.rows + (1 - self._memory) * rows
         self.steady_rows = self._memory * self.steady_rows + (1 - self._memory) * (rows - prompt_rows)
         size = min(self._costs, key=lambda known: max(known / rows, rows / known))
@@ -82,7 +82,7 @@ class ServerLoad:
         self._costs[size] = self._memory * self._costs[size] + (1 - self._memory) * scaled
 
     def costs(self) -> RowCosts:
-        """Return the seconds by rows as they are at present."""
+        """Return the present seconds by rows."""
         return RowCosts(self._costs)
 
 
@@ -91,7 +91,7 @@ class PromptPlan(Struct, frozen=True):
 
     Args:
         size: rows of a chunk, at least 1; the last one may be smaller.
-        max_unanswered: most chunks that are sent and not answered, at least 1.
+        max_unanswered: maximum number of unanswered chunks, at least 1.
     """
 
     size: int
@@ -99,14 +99,14 @@ class PromptPlan(Struct, frozen=True):
 
 
 ChunkingRule = Literal["fastest", "balanced", "whole"]
-"""How a prompt is cut: for the shortest predicted time, by equation 3, or in one piece."""
+"""How a prompt is cut: for the shortest predicted time, by equation 3, or not at all."""
 
 Chunking = ChunkingRule | int
-"""A rule, or in chunks of so many rows."""
+"""A rule, or the number of rows in a chunk."""
 
 
 def check_chunking(chunking: object) -> None:
-    """Check that a prompt can be cut so.
+    """Check that a prompt can be cut this way.
 
     Raises:
         ConfigError: it is neither a rule nor a whole number above 0.
@@ -118,20 +118,20 @@ def check_chunking(chunking: object) -> None:
 
 
 class SplitPath(Struct, frozen=True, kw_only=True):
-    """What a device knows of a split server and of the way to it.
+    """What a device knows about a split server and the way to it.
 
     Args:
-        costs: seconds that the server computes, by rows.
+        costs: seconds of computing at the server, by rows.
         row_bytes: bytes of a state on the wire.
         upload_rate: bytes per second from the device to the server.
-        download_rate: bytes per second of the states that come back, if those of all rows do; inf: one row comes back.
-        input_costs: seconds of the device's own layers, by rows; None: not known.
-        round_trip: seconds on the way besides those of the bytes.
-        load_rows, steady_rows: rows of the server's batches at present, with and without those of prompts (``ServerLoad``).
+        download_rate: bytes per second at which states come back, if all rows do; inf if only one row comes back.
+        input_costs: seconds of the device's own layers, by rows; None if not known.
+        round_trip: seconds on the way in addition to the bytes' time.
+        load_rows, steady_rows: rows of the server's present batches, with and without prompts' rows (``ServerLoad``).
         stages: the server's pipeline stages.
-        room: most rows of a batch.
-        max_rows: most rows of a frame.
-        max_rounds: most frames that may be unanswered.
+        room: maximum number of rows in a batch.
+        max_rows: maximum number of rows in a frame.
+        max_rounds: maximum number of unanswered frames.
     """
 
     costs: RowCosts
@@ -149,10 +149,9 @@ class SplitPath(Struct, frozen=True, kw_only=True):
 
 
 def is_link_slower(path: SplitPath) -> bool:
-    """Return True if a row of a prompt takes longer on the link than at the server, whose batches are as full as they can be.
+    """Return True if a row of a prompt takes longer on the link than at the server when batches are as full as possible.
 
-    Then the link is what a prompt waits for, and states of fewer bytes bring its first token sooner. Not in the paper, whose states always
-    have 16 bits.
+    Then a prompt waits for the link, and smaller states bring its first token sooner. Not in the paper, whose states always have 16 bits.
     """
     rows = max(1, path.room - ceil(path.steady_rows))
     row_seconds = path.costs.seconds(path.steady_rows + rows) / rows / path.stages
@@ -164,7 +163,7 @@ class ChunkPlan(Struct, frozen=True):
 
     Args:
         size: rows of a chunk, at least 1; the last one may be smaller.
-        is_balanced: sending a chunk takes as long as computing one (equation 3); False: computing is the bottleneck at every size.
+        is_balanced: sending a chunk takes as long as computing one (equation 3); False if computing is the bottleneck at every size.
     """
 
     size: int
@@ -186,13 +185,13 @@ def chunk_size(
 
     Args:
         prompt: rows of the prompt, at least 1.
-        costs: seconds that the server computes, by rows.
+        costs: seconds of computing at the server, by rows.
         row_bytes: bytes of a state on the wire (A).
         upload_rate: bytes per second from the device to the server (beta).
-        load_rows: rows of the batches that the server computes anyway (mu).
+        load_rows: rows of the batches that the server is computing anyway (mu).
         stages: the server's pipeline stages (P), at least 1.
         smallest: rows of the smallest chunk.
-        largest: rows of the largest chunk; None: the prompt.
+        largest: rows of the largest chunk; None for the prompt.
 
     Raises:
         ValueError: an argument is out of range.
@@ -213,18 +212,18 @@ def chunk_size(
 def fastest_chunk_size(
     prompt: int, times: ChunkTimes, *, smallest: int = SMALLEST, largest: int | None = None, computed: int = 0
 ) -> ChunkPlan:
-    """Return the chunks by which a prompt is read soonest, with enough of them in flight (``chunks_in_flight``); not in the paper.
+    """Return the chunks with which a prompt is read soonest, with enough of them in flight (``chunks_in_flight``); not in the paper.
 
     Device, link and server each take chunk after chunk, so one computes while another sends. If several sizes are nearly as fast, the
-    largest is returned. Not all sizes are compared: if costs are a line, the best of all sizes is at most a tenth sooner than the returned
-    one.
+    largest is returned. Not all sizes are compared: if costs are linear, the best of all sizes is at most a tenth sooner than the
+    returned one.
 
     Args:
         prompt: rows of the prompt, at least 1.
         times: times of its rows.
         smallest: rows of the smallest chunk, at least 1.
-        largest: rows of the largest chunk; None: the prompt.
-        computed: number of first rows that the device has computed already.
+        largest: rows of the largest chunk; None for the prompt.
+        computed: number of first rows that the device has already computed.
 
     Raises:
         ValueError: an argument is out of range.
@@ -242,8 +241,8 @@ def fastest_chunk_size(
 def _sizes(prompt: int, first: int, last: int) -> list[int]:
     """Return the sizes from ``first`` to ``last`` that are worth comparing.
 
-    They cut the prompt evenly, or into up to eight chunks and a quarter, a half or three quarters of one. A short last chunk is computed
-    soon after it has come, which matters most between few chunks.
+    They cut the prompt evenly, or into up to eight chunks plus a quarter, a half or three quarters of one. A short last chunk is computed
+    soon after it has come, which matters most with few chunks.
     """
     even = (ceil(prompt / parts) for parts in range(1, prompt // first + 1))
     uneven = (ceil(4 * prompt / quarters) for quarters in range(4, 4 * _MOST_UNEVEN + 1))
@@ -253,13 +252,13 @@ def _sizes(prompt: int, first: int, last: int) -> list[int]:
 def plan_prompt(prompt: int, chunking: Chunking, path: SplitPath, *, computed: int = 0) -> PromptPlan:
     """Return how a prompt is cut, and how many chunks are on the way, so that neither device nor link waits for an answer.
 
-    ``fastest`` is never predicted to be later than one piece, as far as that fits a frame.
+    ``fastest`` is never predicted to take longer than one piece, if that fits into a frame.
 
     Args:
         prompt: rows of the prompt, at least 1.
         chunking: how it is cut.
-        path: the server and the way to it. It must compute the chunks that have come together.
-        computed: number of first rows that the device has computed already.
+        path: the server and the way to it. The server must merge the chunks that have arrived into one batch.
+        computed: number of first rows that the device has already computed.
     """
     load = path.load_rows if chunking == "balanced" else path.steady_rows
     times = ChunkTimes.from_costs(
@@ -295,25 +294,25 @@ def plan_prompt(prompt: int, chunking: Chunking, path: SplitPath, *, computed: i
 
 
 def chunks_in_flight(prompt: int, size: int, times: ChunkTimes, *, computed: int = 0, round_trip: float = 0.0) -> int:
-    """Return how many chunks may be sent and not answered, at least 2, so that neither device nor link waits for an answer.
+    """Return how many chunks may be unanswered, at least 2, so that neither device nor link waits for an answer.
 
     The paper doesn't say. A device that waits for the answer of the chunk before the last sends two chunks in the time of one answer. Small
     chunks, which equation 3 gives for servers with several stages, then take longer than the whole prompt in one piece. A server that
     merges chunks answers them later, because its batches are larger. There is one more than the prediction needs, for a link that is faster
-    than expected. What else the device sends waits for these chunks.
+    than expected. Whatever else the device sends has to wait for these chunks.
 
     Args:
         prompt: rows of the prompt, at least 1.
         size: rows of a chunk, at least 1.
         times: times of its rows.
-        computed: number of first rows that the device has computed already.
-        round_trip: seconds on the way besides those of the bytes.
+        computed: number of first rows that the device has already computed.
+        round_trip: seconds on the way in addition to the bytes' time.
 
     Raises:
         ValueError: an argument is out of range.
     """
     _check(prompt, size)
-    late = round_trip + times.batch_seconds(0)  # the first chunk may come when a batch of the load has just begun
+    late = round_trip + times.batch_seconds(0)  # the first chunk may come just after a batch of the load has begun
     return 1 + times.most_unanswered(times.chunks(prompt, size, computed), late)
 
 
@@ -335,7 +334,7 @@ def parallel_steps(
         upload_rate, download_rate: bytes per second.
         server_seconds: time that the server takes for the rows.
         step_seconds: time of one draft step on the device.
-        round_trip: seconds on the way besides those of the bytes; the paper has none.
+        round_trip: seconds on the way in addition to the bytes' time; not in the paper.
 
     Raises:
         ValueError: a rate or ``step_seconds`` is not above 0.

@@ -2,10 +2,10 @@
 
 Device energy is counted in floating-point operations per token and turned into money at an exchange rate lambda. Three deviations:
 
-- The appendix prints the rate as "$ per million FLOPs", at which a device token costs some 10^8 dollars. Read as $ per million *GFLOPs*,
-  a million tokens of BLOOM-1.1B cost 0.25 $ at the lower rate, beside 0.14 to 60 $ at servers, as the paper's two scenarios need it.
+- The appendix prints the rate as "$ per million FLOPs", at which a device token costs about 10^8 dollars. Read as $ per million *GFLOPs*,
+  a million tokens of BLOOM-1.1B cost 0.25 $ at the lower rate, compared with 0.14 to 60 $ at servers, which fits the paper's scenarios.
 - Equation 10 divides the L^2 d term by the number of heads, but Table 6 follows without that division. Here it is left out.
-- Table 6's column for BLOOM-560M follows from no reading of the shape given for it (its column in Table 7 adds up to 80 %).
+- Table 6's column for BLOOM-560M doesn't follow from the shape given for it, however one reads it (its column in Table 7 adds up to 80 %).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FLOPS_PER_MILLION_GFLOPS = 1e15
 
 
 class DeviceCosts(Struct, frozen=True, kw_only=True):
-    """Cost of a token on the device.
+    """The cost of a token on the device.
 
     Args:
         prompt: US dollars per prompt token, at the exchange rate.
@@ -44,7 +44,7 @@ class DeviceCosts(Struct, frozen=True, kw_only=True):
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """Tokens of one request on both sides, the loser included; ``server_cached`` is the part of the server's prompt found in its cache."""
+    """Tokens of one request on both sides, including the loser; ``server_cached`` is the part of the server's prompt found in its cache."""
 
     server_prompt: int = 0
     server_completion: int = 0
@@ -54,13 +54,13 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 
 class RequestCost(Struct, frozen=True, kw_only=True):
-    """Cost of one request.
+    """The cost of one request.
 
     Args:
-        server: US dollars; None: the server's prices aren't known.
-        device_joules: energy, an estimate; None: the device model's shape isn't known.
+        server: US dollars; None if the server's prices aren't known.
+        device_joules: estimated energy; None if the device model's shape isn't known.
         device: that energy in US dollars at the exchange rate.
-        total: unified cost (equation 8) in US dollars; None: a part of it isn't known.
+        total: unified cost (equation 8) in US dollars; None if a part of it isn't known.
     """
 
     server: float | None
@@ -70,20 +70,20 @@ class RequestCost(Struct, frozen=True, kw_only=True):
 
     @property
     def known(self) -> float | None:
-        """US dollars that are known: ``total``, or the money alone if only the device's energy isn't known. None: a price isn't known."""
+        """The known cost in US dollars: ``total``, or only the money if the device's energy isn't known. None if a price isn't known."""
         return self.server if self.total is None else self.total
 
 
 def prefill_flops(shape: ModelShape, length: int) -> float:
-    """Return the FLOPs per token of a prompt of ``length`` tokens: equations 9 and 10, as Table 6 has them.
+    """Return the FLOPs per token of a prompt of ``length`` tokens: equations 9 and 10, as in Table 6.
 
-    The L^2 d term is that of the whole prompt, so this is meant for the short prompts of that table.
+    The L^2 d term is for the whole prompt, so this is meant for the short prompts of that table.
     """
     return _base_flops(shape) + shape.layers * (length * length + length) * shape.width
 
 
 def decode_flops(shape: ModelShape, length: int) -> float:
-    """Return the FLOPs per generated token after ``length`` tokens: equations 9 and 11, as Table 6 has them."""
+    """Return the FLOPs per generated token after ``length`` tokens: equations 9 and 11, as in Table 6."""
     return _base_flops(shape) + shape.layers * 2 * length * shape.width
 
 
@@ -99,11 +99,11 @@ def device_costs(
     Args:
         shape: shape of the model.
         exchange_rate: lambda, US dollars per million GFLOPs: the worth of the user's battery.
-        length: number of tokens at which the costs are taken; Algorithm 1 treats them as constants.
+        length: number of tokens for which the costs are taken; Algorithm 1 treats them as constants.
         joules_per_gflop: energy that the device needs.
 
     Raises:
-        ConfigError: a negative rate.
+        ConfigError: the rate is negative.
     """
     if not (exchange_rate >= 0 and joules_per_gflop >= 0):
         raise ConfigError(f"device costs: expected rates >= 0, got {exchange_rate!r} $/MGFLOPs and {joules_per_gflop!r} J/GFLOP")
@@ -118,7 +118,7 @@ def device_costs(
 def constraint(prices: Prices | None, costs: DeviceCosts | None) -> Side:
     """Return the constrained side (Algorithm 1): the device if its cheapest token costs more than the server's dearest.
 
-    If one of the two isn't known it is the server, because a bill is certain and the worth of a battery isn't.
+    If one of the two isn't known, it is the server, because a bill is certain and the worth of a battery isn't.
     """
     if prices is None or costs is None:
         return "server"
@@ -130,7 +130,7 @@ def request_cost(usage: Usage, prices: Prices | None, costs: DeviceCosts | None)
     server = device = joules = None
     if prices is not None:
         cached = prices.prompt if prices.cached_prompt is None else prices.cached_prompt
-        reused = min(usage.server_cached, usage.server_prompt)  # some servers count more as cached than the prompt has
+        reused = min(usage.server_cached, usage.server_prompt)  # some servers report more cached tokens than the prompt has
         server = (usage.server_prompt - reused) * prices.prompt + reused * cached + usage.server_completion * prices.completion
     elif not (usage.server_prompt or usage.server_completion):
         server = 0.0

@@ -1,7 +1,7 @@
 """Device-constrained dispatch: the server starts at once, the device after a wait w(l) (DiSCo section 4.2, Algorithm 2).
 
-A share alpha (``tail``) of the budget b protects the tail: for every prompt the device starts once the server is later than its
-(1 - alpha) quantile, w_tail. The rest of the budget lets the device start at once for the shortest prompts, each of which costs least.
+A share alpha (``tail``) of the budget b protects the tail: for every prompt the device starts once the server takes longer than its
+(1 - alpha) quantile, w_tail. The rest of the budget lets the device start at once for the shortest prompts, which cost least.
 
 Algorithm 2 deviates in line 18, which prints F(w*). The device starts only if the server has *not* answered by w*, so the factor here is
 1 - F(w*). A wait of w_tail already spends the tail's share on every length, so a wait of w costs only what it spends beyond that:
@@ -33,7 +33,7 @@ __all__ = ["DeviceConstrained", "ProportionalWait", "TAIL"]
 TAIL = 0.05  # alpha: people notice the slowest twentieth of answers; the paper names no default
 
 _TIE = 1e-12  # rounding of sums of shares
-_THRESHOLD_SIZE = 64  # times and lengths distinguished in the choice of l_th
+_THRESHOLD_SIZE = 64  # number of times and lengths distinguished in the choice of l_th
 _ROUNDS = 50  # of bisection
 
 
@@ -41,8 +41,8 @@ class DeviceConstrained(Struct, frozen=True, tag="device-constrained"):
     """A plan of Algorithm 2.
 
     Args:
-        limits: prompt lengths (tokens) up to which the wait beside it applies; ascending.
-        waits: seconds, one more than limits; None: the device starts only if the server fails.
+        limits: prompt lengths (tokens) up to which the corresponding wait applies; ascending.
+        waits: seconds, one more than limits; with None the device starts only if the server fails.
         planned_share: expected share of all prompt tokens that the device processes.
     """
 
@@ -57,7 +57,7 @@ class DeviceConstrained(Struct, frozen=True, tag="device-constrained"):
 
     @classmethod
     def plan(cls, ttft: TTFTDistribution, lengths: LengthDistribution, budget: float, tail: float = TAIL) -> DeviceConstrained:
-        """Plan for one server and one kind of prompts.
+        """Make the plan for one server and one kind of prompts.
 
         Args:
             ttft: F, distribution of the server's time to first token.
@@ -66,7 +66,7 @@ class DeviceConstrained(Struct, frozen=True, tag="device-constrained"):
             tail: alpha, part of the budget kept for the tail, 0..1.
 
         Raises:
-            ConfigError: a share outside 0..1.
+            ConfigError: a share is outside 0..1.
         """
         check_share("budget", budget)
         check_share("tail", tail)
@@ -110,7 +110,7 @@ class ProportionalWait(Struct, frozen=True, tag="proportional-wait"):
     Args:
         threshold: l_th, tokens; up to here the device starts at once.
         seconds_per_token: beta.
-        latest: w_tail, seconds; None: the device starts only if the server fails.
+        latest: w_tail, seconds; if None, the device starts only if the server fails.
         planned_share: expected share of all prompt tokens that the device processes.
     """
 
@@ -135,19 +135,19 @@ class ProportionalWait(Struct, frozen=True, tag="proportional-wait"):
         device: DeviceSpeed | None = None,
         threshold: int | None = None,
     ) -> ProportionalWait:
-        """Choose l_th, and then the beta that spends the rest of the budget, the tail's part included.
+        """Choose l_th, and then the beta that spends the rest of the budget, including the tail's part.
 
         Args:
             ttft: F, distribution of the server's time to first token.
             lengths: p(l), distribution of prompt lengths.
             budget: b, share of prompt tokens that the device may process, 0..1.
             tail: alpha, part of the budget kept for the tail, 0..1.
-            device: speed of the device, which l_th is chosen by; None: not known.
-            threshold: l_th, tokens; None: the one with the lowest expected time to first token, because the paper leaves it open. Without
+            device: speed of the device, by which l_th is chosen; None if not known.
+            threshold: l_th, tokens; None for the one with the lowest expected time to first token (the paper leaves it open). Without
                 ``device`` that is not known, so it is the highest one that the budget allows.
 
         Raises:
-            ConfigError: a share outside 0..1.
+            ConfigError: a share is outside 0..1.
         """
         check_share("budget", budget)
         check_share("tail", tail)
@@ -157,7 +157,7 @@ class ProportionalWait(Struct, frozen=True, tag="proportional-wait"):
         candidates = [threshold] if threshold is not None else _rank_thresholds(ttft, lengths, budget, latest, device)
         for candidate in candidates:
             slopes, shares = _solve_slopes(ttft, lengths, budget, latest, np.array([candidate]))
-            if shares[0] <= budget + _TIE:  # the ranking is by shortened distributions
+            if shares[0] <= budget + _TIE:  # the ranking uses shortened distributions
                 break
         return cls(candidate, float(slopes[0]), latest, float(shares[0]))
 
@@ -176,9 +176,9 @@ class ProportionalWait(Struct, frozen=True, tag="proportional-wait"):
 def _rank_thresholds(
     ttft: TTFTDistribution, lengths: LengthDistribution, budget: float, latest: float, device: DeviceSpeed | None
 ) -> list[int]:
-    """Return candidates for l_th within the budget, best first: by expected time to first token, or longest first without a device's speed.
+    """Return candidates for l_th within the budget, best first by expected time to first token, or longest first without a device's speed.
 
-    The last one is 0. Times and lengths are shortened to a number of steps that can be searched between two requests.
+    The last one is 0. Times and lengths are reduced to a number of steps that can be searched between two requests.
     """
     ttft, lengths = ttft.compress(_THRESHOLD_SIZE), lengths.group(_THRESHOLD_SIZE)
     thresholds = np.concatenate(([0], lengths.lengths))

@@ -1,7 +1,7 @@
 """Dispatch decisions: when each side starts, and the policies that need no plan (DiSCo section 4.2).
 
 A policy is a finished plan: frozen numbers that ``decide`` looks up. ``outcomes`` returns all decisions with their probabilities, for
-simulators and expected values. Each policy with parameters makes its plan in its class method ``plan``.
+simulators and expected values. A policy with parameters makes its plan in its class method ``plan``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Decision(Struct, frozen=True):
     """Decision for one request: when each side starts.
 
     Args:
-        device_wait: seconds from the request to the device's start; None: only if the server fails.
-        server_wait: seconds from the request to the server's start; None: only if the device fails.
+        device_wait: seconds from the request to the device's start; None to start it only if the server fails.
+        server_wait: seconds from the request to the server's start; None to start it only if the device fails.
         policy: name of the policy.
         reason: a few words for the report.
         explore: let the loser run to its first token, so that its time is measured in full.
@@ -34,7 +34,7 @@ class Decision(Struct, frozen=True):
     explore: bool = False
 
     def wait(self, side: Side) -> float | None:
-        """Return the seconds until ``side`` starts; None: only if the other side fails."""
+        """Return the seconds until ``side`` starts, or None if it starts only if the other side fails."""
         return self.device_wait if side == "device" else self.server_wait
 
     @property
@@ -44,14 +44,14 @@ class Decision(Struct, frozen=True):
 
 
 class DispatchPolicy(Protocol):
-    """A policy of the caller's own. Whatever it decides, the budget is kept, and a side that can't serve a request isn't asked."""
+    """The interface of a custom policy. Whatever it decides, the budget is kept, and a side that can't serve a request isn't asked."""
 
     def decide(self, length: int, rng: Random) -> Decision:
         """Return when each side starts.
 
         Args:
             length: the prompt's length in tokens.
-            rng: the only source of chance, so that equal seeds give equal decisions.
+            rng: the only source of randomness, so that equal seeds give equal decisions.
         """
         ...
 
@@ -71,7 +71,7 @@ class DeviceOnly(Struct, frozen=True, tag="device-only"):
     """The device alone.
 
     Args:
-        is_strict: the server is never used. False: it is the fallback.
+        is_strict: if True, the server is never used; if False, it is the fallback.
     """
 
     is_strict: bool = True
@@ -94,7 +94,7 @@ class ServerOnly(Struct, frozen=True, tag="server-only"):
     """The server alone.
 
     Args:
-        is_strict: the device is never used. False: it is the fallback.
+        is_strict: if True, the device is never used; if False, it is the fallback.
     """
 
     is_strict: bool = True
@@ -114,7 +114,7 @@ class ServerOnly(Struct, frozen=True, tag="server-only"):
 
 
 class BothAtOnce(Struct, frozen=True, tag="both"):
-    """Both sides at once, at any cost: the fastest policy, and the one of a learner without measurements."""
+    """Both sides at once, at any cost: the fastest policy, and the one that a learner uses while it has no measurements."""
 
     @property
     def name(self) -> str:

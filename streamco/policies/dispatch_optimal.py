@@ -1,4 +1,4 @@
-"""Optimal dispatch, not in the paper: the bound with which its rules (DiSCo section 4.2) are compared.
+"""Optimal dispatch, not in the paper: the bound against which the paper's rules (DiSCo section 4.2) are compared.
 
 For each prompt length the wait minimises E[TTFT] + mu * cost. There is one price mu for all lengths, found by bisection so that the
 expected cost meets the budget. At that price two sets of waits are equally good, one just below the budget and one just above. A random
@@ -9,7 +9,7 @@ With E[min(T, x)] = G(x), the area below the server's survival curve up to x, d 
 
 - the device joins:  E[min(T, w + d)] = G(w + d); it starts with probability P(T > w). Only the steps of the curve can be optimal.
 - the server joins:  E[min(d, w + T)] = min(w, d) + G(d - w); it starts with probability P(d > w). Only 0 and the steps of d can be
-  optimal, so beside a device without jitter the server starts at once or never.
+  optimal, so with a device without jitter the server starts at once or never.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
-    Choice = NDArray[np.int64]  # a candidate for each length
+    Choice = NDArray[np.int64]  # the index of a candidate for each length
 
 __all__ = ["Optimal"]
 
-_NEVER = 60.0  # seconds that an unanswered request counts: the default limit on first tokens
+_NEVER = 60.0  # seconds for which an unanswered request counts, the default limit on first tokens
 _TAIL = 0.01  # tail_weight weighs the mean of the slowest hundredth
 _LEVELS = 9  # of each grid
-_ROUNDS = 60  # of bisection: the price is then exact to the last bit
+_ROUNDS = 60  # of bisection, after which the price is exact to the last bit
 
 
 class Optimal(Struct, frozen=True, tag="optimal"):
@@ -47,8 +47,8 @@ class Optimal(Struct, frozen=True, tag="optimal"):
 
     Args:
         constrained: the side that starts after a wait; the other starts at once.
-        limits: prompt lengths (tokens) up to which the waits beside it apply; ascending. The last waits hold for longer prompts too.
-        waits: seconds of the set of waits below the budget; None: only if the other side fails.
+        limits: prompt lengths (tokens) up to which the corresponding waits apply; ascending. The last waits also apply to longer prompts.
+        waits: seconds of the set of waits below the budget; None to start only if the other side fails.
         costlier_waits: seconds of the set of waits above the budget.
         costlier_share: probability of that set, 0..1.
         planned_share: expected share of all prompt tokens that the constrained side processes.
@@ -81,7 +81,7 @@ class Optimal(Struct, frozen=True, tag="optimal"):
         candidates: int = 256,
         groups: int = 256,
     ) -> Optimal:
-        """Plan for one server, one device and one kind of prompts.
+        """Make the plan for one server, one device and one kind of prompts.
 
         Args:
             ttft: distribution of the server's time to first token T.
@@ -89,12 +89,12 @@ class Optimal(Struct, frozen=True, tag="optimal"):
             device: speed of the device.
             budget: b, share of prompt tokens that the constrained side may process, 0..1.
             constraint: the constrained side.
-            tail_weight: weight of the mean of the slowest hundredth beside the mean of all, 0 or more.
-            candidates: maximum number of waits to try; exact if the curve has no more steps.
-            groups: maximum number of groups of lengths; exact if there are no more lengths.
+            tail_weight: weight of the mean of the slowest hundredth, relative to the mean of all, 0 or more.
+            candidates: maximum number of waits to try; the result is exact if the curve has no more steps.
+            groups: maximum number of groups of lengths; the result is exact if there are no more lengths.
 
         Raises:
-            ConfigError: a share outside 0..1, a negative weight.
+            ConfigError: a share is outside 0..1, or the weight is negative.
         """
         check_share("budget", budget)
         if not tail_weight >= 0:
@@ -111,7 +111,7 @@ class Optimal(Struct, frozen=True, tag="optimal"):
         return cls(constraint, tuple(lengths.lengths.tolist()), waits[0], waits[1], share, planned[0], planned[1])
 
     def outcomes(self, length: int) -> Outcomes:
-        """Return one decision, or the two of which one is drawn."""
+        """Return one decision, or the two from which one is drawn."""
         index = min(bisect_left(self.limits, length), len(self.limits) - 1)
         low, high = self.waits[index], self.costlier_waits[index]
         if low == high:
@@ -136,7 +136,7 @@ class _Table:
     """Effects of each candidate wait for each length; arrays of shape (candidates, lengths).
 
     Args:
-        waits: seconds, inf: never.
+        waits: seconds; inf for never.
         starts: probability that the waiting side is started.
         expected: function from a limit in seconds to E[min(TTFT, limit)] in seconds.
         levels: possible times to first token, seconds.

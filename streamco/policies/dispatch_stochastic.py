@@ -1,4 +1,4 @@
-"""Stochastic dispatch, the paper's baseline: the constrained side joins with a fixed probability for every prompt (DiSCo section 5.1)."""
+"""Stochastic dispatch, the paper's baseline, in which the constrained side joins with a fixed probability (DiSCo section 5.1)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BOTH = Decision(0.0, 0.0, "stochastic", "both at once")
 
 
 class Stochastic(Struct, frozen=True, tag="stochastic"):
-    """The constrained side joins with a probability, and then both run at once.
+    """A policy in which the constrained side joins at random, and then both run at once.
 
     Args:
         constrained: the side that joins; the other always runs.
@@ -42,7 +42,7 @@ class Stochastic(Struct, frozen=True, tag="stochastic"):
         """Return the policy that spends the whole budget.
 
         Raises:
-            ConfigError: a budget outside 0..1.
+            ConfigError: the budget is outside 0..1.
         """
         check_share("budget", budget)
         return cls(constrained, budget)

@@ -30,23 +30,23 @@ __all__ = [
     "why_refused",
 ]
 
-_NAMED_PARTS = 3  # parts that aren't text which a reason names
+_NAMED_PARTS = 3  # how many parts that aren't text a reason names
 _NOT_OF_NAMES = re.compile(r"[^A-Za-z0-9_]")
 
 
 class RequestFacts(Struct, frozen=True, kw_only=True):
-    """Properties of a request that decide which side can serve it.
+    """The properties of a request that decide which side can serve it.
 
     Args:
-        prompt_tokens: length in the device's tokens, template included; else in the server's, or an estimate.
-        is_estimated: ``prompt_tokens`` is an estimate, which may be far off. It chooses between sides, and keeps no side out.
-        counts: the length by the tokenizer of each endpoint's own model, by the endpoint's name; those that can't count are left out.
-        max_tokens: maximum tokens of the answer; None: no limit asked for.
-        prompt_chars: characters of the prompt; None: not counted.
-        task: the caller's name for the kind of task; None: none given.
+        prompt_tokens: length in the device's tokens, including the template; if that isn't available, in the server's, or an estimate.
+        is_estimated: ``prompt_tokens`` is an estimate, which may be far off. It is used to choose between sides, never to rule one out.
+        counts: for each endpoint's name, the length by its own model's tokenizer; endpoints that can't count are left out.
+        max_tokens: maximum tokens of the answer; None if no limit was requested.
+        prompt_chars: characters of the prompt; None if not counted.
+        task: the caller's name for the kind of task; None if none was given.
         choices: OpenAI's ``n``.
-        server_fields: names of the fields that only a server keeps to.
-        other_parts: type and place of each part of a message that isn't text, as in "messages[1].content[0]: type 'image_url'".
+        server_fields: names of the fields that only a server honours.
+        other_parts: type and place of each message part that isn't text, as in "messages[1].content[0]: type 'image_url'".
     """
 
     prompt_tokens: int
@@ -67,11 +67,11 @@ class SideFacts(Struct, frozen=True, kw_only=True):
     """Capabilities of a side.
 
     Args:
-        context_tokens: maximum length of prompt and answer together; None: not known.
-        prompt_tokens: the prompt's length by this side's own tokenizer; None: the request's.
-        is_estimated: that length is an estimate. If it is beyond the context, the side is the fallback of one that has room.
-        shortens: a longer answer than fits is generated as far as it fits; False: the side refuses such a request.
-        all_fields: the side knows every field of a request, or says itself that it doesn't.
+        context_tokens: maximum length of prompt and answer together; None if not known.
+        prompt_tokens: the prompt's length by this side's own tokenizer; None for the request's.
+        is_estimated: that length is an estimate. If it exceeds the context, the side is the fallback of one that has room.
+        shortens: an answer that is too long is generated as far as it fits; if False, the side refuses such a request.
+        all_fields: the side knows every field of a request, or reports itself that it doesn't.
     """
 
     context_tokens: int | None = None
@@ -85,16 +85,16 @@ class SideFacts(Struct, frozen=True, kw_only=True):
     all_fields: bool = True
 
 
-Gate = Callable[[RequestFacts], bool]  # True: the device model is good enough for the request
+Gate = Callable[[RequestFacts], bool]  # returns True if the device model is good enough for the request
 
 
 class RequestGate(Options, frozen=True, kw_only=True):
-    """A request gate by thresholds; each one that is set must hold for the device to be used.
+    """A request gate made of thresholds. The device is used only if every one that is set is met.
 
     Args:
         longest_prompt_tokens: longer prompts are kept away from the device.
-        longest_prompt_chars: the same in characters; a request without a count of characters passes.
-        tasks: the tasks the device model is good enough for; a request without a task does not pass.
+        longest_prompt_chars: the same in characters; a request whose characters weren't counted passes.
+        tasks: the tasks that the device model is good enough for; a request without a task doesn't pass.
     """
 
     longest_prompt_tokens: int | None = None
@@ -121,8 +121,8 @@ class Exclusion(Struct, frozen=True):
 
     Args:
         text: the reason in words.
-        field: the field of the request that it is about; None: none.
-        code: OpenAI's machine-readable reason; None: none.
+        field: the field of the request that it is about; None if there is none.
+        code: OpenAI's machine-readable reason; None if there is none.
     """
 
     text: str
@@ -134,10 +134,10 @@ class Eligibility(Struct, frozen=True, kw_only=True):
     """The sides that may serve a request.
 
     Args:
-        device: the device may, at first or as the fallback.
-        server: the server may, at first or as the fallback.
-        hedge: both may run at once; False: one may only be the fallback of the other.
-        first: the side that begins, because the prompt may be too long for the other one by an estimate; None: the policy decides.
+        device: the device may serve it, first or as the fallback.
+        server: the server may serve it, first or as the fallback.
+        hedge: both may run at once; if False, one may only be the fallback of the other.
+        first: the side that begins because by an estimate the prompt may be too long for the other one; None if the policy decides.
         reason: why a side or hedging is excluded; "" if nothing is.
     """
 
@@ -161,11 +161,11 @@ def check_eligibility(
 
     Args:
         request: properties of the request.
-        device: capabilities of the device; None: there is no device.
-        server: capabilities of the server; None: there is no server.
-        gate: the request gate; None: the device model is good enough for every request.
+        device: capabilities of the device; None if there is no device.
+        server: capabilities of the server; None if there is no server.
+        gate: the request gate; if None, the device model is good enough for every request.
         hedge_tools: allow both sides at once even for requests with tools, though their calls may have side effects.
-        kept_out_by: the setting that keeps out the side that is None; "": there is no such side.
+        kept_out_by: the setting that keeps out the side that is None; "" if there is no such side.
     """
     from_device = _absence("device", kept_out_by) if device is None else _why_not(request, device)
     if not from_device and gate is not None and not gate(request):
@@ -193,8 +193,8 @@ def _absence(side: Side, kept_out_by: str) -> str:
 def restrict(decision: Decision, eligibility: Eligibility) -> Decision:
     """Return the decision restricted to the eligible sides.
 
-    If both sides may serve but not at once, one is kept: that which has to begin, else the one that would start first (the server if both
-    would start at once). The caller must not use a side that is not eligible as the fallback.
+    If both sides may serve but not at once, one is kept: the one that has to begin, otherwise the one that would start first (the server
+    if both would start at once). The caller must not use a side that is not eligible as the fallback.
     """
     if eligibility.first is not None:
         return one_side(decision, eligibility.first, eligibility.reason)
@@ -208,7 +208,7 @@ def restrict(decision: Decision, eligibility: Eligibility) -> Decision:
 
 
 def why_late(request: RequestFacts, side: SideFacts) -> str:
-    """Return why a side is asked after others that may serve the request: by an estimate it has no room; "": it is not."""
+    """Return why a side is asked after others that may serve the request (by an estimate it has no room), or "" if it isn't."""
     if not side.is_estimated or side.context_tokens is None:
         return ""
     wanted = _prompt_tokens(request, side) + _answer_tokens(request, side)
@@ -218,10 +218,10 @@ def why_late(request: RequestFacts, side: SideFacts) -> str:
 
 
 def exclusions(request: RequestFacts, side: SideFacts) -> list[Exclusion]:
-    """Return all reasons why a side can't serve a request; []: it can.
+    """Return all reasons why a side can't serve a request, or [] if it can.
 
-    Only a count of the prompt by the side's own tokenizer is a reason, not an estimate. Of a prompt without a count it is known that it
-    isn't empty.
+    Only a count by the side's own tokenizer is a reason, not an estimate. A prompt without a count is only known not to be
+    empty.
     """
     found: list[Exclusion] = []
     if side.context_tokens is not None:
@@ -245,9 +245,10 @@ def exclusions(request: RequestFacts, side: SideFacts) -> list[Exclusion]:
 
 
 def why_refused(request: RequestFacts, sides: Sequence[SideFacts]) -> Exclusion | None:
-    """Return the reason that an error names if none of these sides can serve a request; None: no single one is to blame.
+    """Return the reason that an error names if none of these sides can serve a request, or None if no single one is to blame.
 
-    A shorter prompt is the cure if one side has nothing else against the request. Else it is what all sides have against it, or the last.
+    If a shorter prompt would help, because one side has no other objection, that is the reason; otherwise it is the objection that all
+    sides share, or the last side's.
     """
     each = [exclusions(request, side) for side in sides]
     too_long = [found[0] for found in each if len(found) == 1 and found[0].code == CONTEXT_EXCEEDED]
@@ -259,7 +260,7 @@ def why_refused(request: RequestFacts, sides: Sequence[SideFacts]) -> Exclusion 
 
 
 def _why_not(request: RequestFacts, side: SideFacts) -> str:
-    """Return why a side can't serve a request; "" if it can."""
+    """Return why a side can't serve a request, or "" if it can."""
     return ", ".join(each.text for each in exclusions(request, side))
 
 
@@ -268,7 +269,7 @@ def _prompt_tokens(request: RequestFacts, side: SideFacts) -> int:
 
 
 def _answer_tokens(request: RequestFacts, side: SideFacts) -> int:
-    """Return the tokens of the answer that a side must have room for."""
+    """Return for how many tokens of the answer a side must have room."""
     return 1 if side.shortens else request.max_tokens or 1
 
 

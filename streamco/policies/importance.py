@@ -2,7 +2,7 @@
 
 Row i of the attention matrix is the attention that token i pays to each token up to itself; it sums to 1. The importance of a token is the
 sum of its column. Rows of later tokens don't exist yet, so a recent token's sum has fewer terms than an old one's. Therefore a chunk is
-compared with other chunks of the same age, and thresholds are profiled with the same rows that are read at run time.
+compared with other chunks of the same age, and thresholds are profiled with the same rows as are read at run time.
 
 The layers and rows to read were chosen by measurement (docs/research/papers.md). Each chunk of the target's answers was left to the draft
 model in turn, and its importance was compared with the loss in the rest of the answer. Rank correlations with SmolLM2 (Q2_K or pruned, for
@@ -12,7 +12,7 @@ Q8_0; Alpaca and XSum, 2,250 chunks), lowest and highest of the four cases:
     last layer alone                               -0.13 to 0.13
     without the attention of tokens to themselves   0.03 to 0.18
     with nine more draft tokens after the chunk     0.16 to 0.21, but the decision would have to wait for them
-    mean confidence of the chunk, to compare        0.29 to 0.58
+    mean confidence of the chunk, for comparison    0.29 to 0.58
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def column_sums(rows: Iterable[Floats]) -> NDArray[np.float64]:
     """Return the importance of every token that has a column.
 
     Args:
-        rows: the attention of one token each, in order, shape (..., keys); the axes before the keys (layers, heads) are averaged. Later
+        rows: each is the attention of one token, in order, shape (..., keys); the axes before the keys (layers, heads) are averaged. Later
             rows may be longer, because a cache grows. A matrix of shape (queries, keys) is a sequence of rows.
 
     Returns:
         Shape (keys of the longest row,).
 
     Raises:
-        ConfigError: a row without an axis of keys.
+        ConfigError: a row has no axis of keys.
     """
     averages = [_average(row) for row in rows]
     sums = np.zeros(max((row.size for row in averages), default=0))
@@ -52,12 +52,12 @@ def column_sums(rows: Iterable[Floats]) -> NDArray[np.float64]:
 
 
 def chunk_importance(sums: NDArray[np.float64], start: int, count: int) -> float:
-    """Return the i of P_imp: mean importance of the draft tokens at positions ``start`` to ``start + count - 1``.
+    """Return the i of P_imp, the mean importance of the draft tokens at positions ``start`` to ``start + count - 1``.
 
     A token without a column is left out, because the newest may not have been decoded yet. If none is left, the result is 0.
 
     Raises:
-        ConfigError: ``start`` below 0, or ``count`` below 1.
+        ConfigError: ``start`` is below 0, or ``count`` below 1.
     """
     if start < 0 or count < 1:
         raise ConfigError(f"importance: expected start >= 0 and count >= 1, got {start} and {count}")
@@ -66,13 +66,13 @@ def chunk_importance(sums: NDArray[np.float64], start: int, count: int) -> float
 
 
 def draft_importance(rows: Sequence[Floats]) -> float:
-    """Return the i of a draft in progress: mean importance of its tokens that have a row.
+    """Return the i of a draft in progress, the mean importance of its tokens that have a row.
 
     Args:
         rows: attention of each draft token, from the first on, to the draft's tokens up to itself, each of shape (layers, n).
 
     Raises:
-        ConfigError: no rows.
+        ConfigError: there are no rows.
     """
     return chunk_importance(column_sums(rows), 0, len(rows))
 

@@ -1,7 +1,8 @@
 """Learned window: a small network proposes the window gamma (DSD section 4, "adaptive window control").
 
-The paper trains a residual network of two blocks with SiLU, by an exhaustive sweep of windows in a simulator. It maps five numbers to the
-best window: the queue's utilisation q_depth, the acceptance rate alpha, the link's round trip RTT, the target's time per token TPOT, and
+The paper trains a residual network of two blocks with SiLU, by an exhaustive sweep of windows in a simulator. The network maps five numbers
+to the best window: the queue's utilisation q_depth, the acceptance rate alpha, the link's round trip RTT, the target's time per token TPOT,
+    and
 the previous window. The deviations from it:
 
 - *Inputs.* The wait for a verdict takes the place of RTT, which is a part of it. The other numbers that decide the best window are added:
@@ -13,8 +14,8 @@ the previous window. The deviations from it:
   are good in neither, so it decides the mode alone. At 1 or less, half-way between fused mode and the smallest window, fused mode is
   proposed, and ``mode_switch.ModeSwitch`` takes it after two proposals in a row. Clamping and smoothing (section 4.4) are done by
   ``window.Stabiliser``.
-- *Length of one draft.* The network sees means, so its window suits an average draft. A draft of higher confidence goes on, and one of
-  lower confidence ends early: when the probability that all of it is accepted falls below that of an average draft of ``window`` tokens.
+- *Length of one draft.* The network sees means, so its window suits an average draft. A draft of higher confidence continues, and one of
+  lower confidence ends early: when the probability that all of it is accepted falls below an average draft's of ``window`` tokens.
   The paper has no such rule.
 
 The weights are in ``windownet.json``, together with how they were trained.
@@ -43,7 +44,7 @@ INPUTS = ("queue_depth", "acceptance", "wait_steps", "draft_steps", "hit_rate", 
 MIN_DRAFT = 2  # tokens: the window of a round that is tried although fused mode is proposed
 _MAX_STRETCH = 2  # windows: the length of the surest draft
 _MIN_ROUNDS = 8.0  # rounds until calibrated confidences are used
-_STAIR = 4  # tokens by which a window may be longer than the network's to fill a stair of the costs of rows
+_STAIR = 4  # tokens by which a window may be longer than the network's in order to fill a stair of the row costs
 _STEEP = 0.15  # share of the wait for a verdict that the rows between the ends of that range may cost and still count as free
 _MIN_STEPS = 1e-3  # steps of the target; shorter times make no difference
 
@@ -59,7 +60,7 @@ class WindowWeights(Struct, frozen=True, kw_only=True):
     """Weights of a trained network.
 
     Args:
-        made: how it was trained, from which data, and its error on worlds that it had not seen.
+        made: how it was trained, from which data, and its error on unseen worlds.
         inputs: names of the inputs, in order.
         mean, deviation: mean and standard deviation of each input in training, by which it is normalised.
         low, high: minimum and maximum of each input in training.
@@ -68,7 +69,7 @@ class WindowWeights(Struct, frozen=True, kw_only=True):
         exit: the layer that gives the preference and the window.
 
     Raises:
-        ConfigError: shapes or inputs that don't fit.
+        ConfigError: the shapes or inputs don't fit.
     """
 
     made: dict[str, msgspec.Raw]
@@ -98,7 +99,8 @@ class WindowWeights(Struct, frozen=True, kw_only=True):
 class WindowNet:
     """Evaluates a network. It holds scratch buffers, so each pair of models has its own.
 
-    It makes few calls of numpy, because each call takes longer than its arithmetic: 17 calls take 12 us, lists of floats 170. A 1 is
+    It makes few numpy calls, because each call takes longer than its arithmetic: 17 calls take 12 us, while lists of floats take 170. A 1
+        is
     appended to every vector, so that a layer's bias is a column of its weights. With h = x / 2, SiLU(x) is h + h tanh h, so the layers
     before a SiLU are stored halved. The normalisation of the inputs is in the weights of the first layer.
     """
@@ -139,8 +141,8 @@ class Adaptive:
     Args:
         first: window of the first round, and while the times aren't known, tokens.
         max_window: maximum window, tokens.
-        may_fuse: True if the target can generate alone; False: fused mode is never proposed.
-        weights: weights of the network; None: the packaged ones.
+        may_fuse: True if the target can generate alone; otherwise fused mode is never proposed.
+        weights: weights of the network; None for the packaged ones.
     """
 
     name = "adaptive"
@@ -154,7 +156,7 @@ class Adaptive:
         self._net = WindowNet(weights or packaged_weights())
 
     def propose(self, state: WindowState) -> float:
-        """Return the network's window for the last rounds; 1 or less: fused mode."""
+        """Return the network's window for the last rounds; 1 or less means fused mode."""
         if state.acceptance is None or state.draft_step <= 0.0 or state.wait <= 0.0 or state.tpot <= 0.0:
             return float(self.first)
         preference, window = self._net.evaluate(inputs_of(state))
@@ -164,9 +166,9 @@ class Adaptive:
         return window if state.row_costs is None else self._fit_stairs(state, window)
 
     def _fit_stairs(self, state: WindowState, window: float) -> float:
-        """Return the window that the costs of rows make fastest, at most a stair above the network's; the network's, if rows cost little.
+        """Return the fastest window by the row costs, at most a stair above the network's, or the network's if rows cost little.
 
-        The network was trained where a row more costs little, as on a GPU.
+        The network was trained where one more row costs little, as on a GPU.
         """
         assert state.row_costs is not None
         low, high = MIN_DRAFT, min(self.max_window, round(window) + _STAIR)

@@ -1,16 +1,16 @@
 """Migration: whether an answer should move to a cheaper endpoint, and when the reader won't notice it (DiSCo 4.3, equations 4 to 6).
 
 The *source* writes the answer and the *target* would continue it. Moving pays if the target saves more on the remaining tokens than the
-move costs (equation 4, ``net_saving``): the target has to read the prompt and the answer so far, and the source goes on at its own price
+move costs (equation 4, ``net_saving``): the target has to read the prompt and the answer so far, and the source continues at its own price
 until the reader's buffer covers the change. That takes B = r_c t_m tokens (equation 6, ``buffer_needed``), with r_c the reader's tokens per
 second and t_m the seconds from the request at the target to its first token.
 
 There are two transfer rules. ``full-buffer`` is the paper's: the source stops when the buffer holds B tokens, and only then is the target
-asked. ``pre-copy`` deviates, in the way of virtual machines: the target reads the existing text while the source goes on, then the text
-written meanwhile, and takes over when only a few tokens are left to read. So t_m, B and the source's last tokens become small.
+asked. ``pre-copy`` deviates, like the migration of virtual machines: the target reads the existing text while the source continues, then
+the text written meanwhile, and takes over when only a few tokens are left to read. So t_m, B and the source's last tokens become small.
 
-The quality of a moved answer lies between those of the two models (equation 7). So a move from a strong model to a weak one saves money at
-the reader's expense, which the paper leaves open. Here it is the caller's decision (``barred_moves``).
+The quality of a moved answer is between the qualities of the two models (equation 7). So a move from a strong model to a weak one saves
+money at the reader's expense, which the paper leaves open. Here it is the caller's decision (``barred_moves``).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SLACK = 0.1  # seconds on top of every estimate: two event loops and a network t
 HEADROOM = 1.1  # a target must decode this much faster than the reader reads
 UNKNOWN_RATE = 20.0  # tokens per second, used before a measurement; phones decode 14 to 22 (DiSCo 5.1), servers more
 
-SERVER_STOPS = 0.1  # seconds; a round trip, after which a server notices that the connection is closed
+SERVER_STOPS = 0.1  # seconds; a round trip, after which a server notices that the connection was closed
 UNKNOWN_SERVER_SETUP = 3.0  # seconds; 99 % of 3,657 first tokens of 60 services came within 2.3 s (thefastest.ai, 2024)
 
 
@@ -54,14 +54,14 @@ class Terms(Struct, frozen=True, kw_only=True):
     """Costs and times of one endpoint.
 
     Args:
-        prompt: US dollars per prompt token, energy included (unified cost, equation 8).
+        prompt: US dollars per prompt token, including energy (unified cost, equation 8).
         completion: US dollars per generated token.
-        cached_prompt: US dollars per cached prompt token; None: as ``prompt``.
-        setup: high estimate of the seconds until its first token that don't depend on length; None: not known.
+        cached_prompt: US dollars per cached prompt token; None for the price of ``prompt``.
+        setup: high estimate of the seconds until its first token that don't depend on length; None if not known.
         per_token: high estimate of the seconds per token that it has to read.
-        rate: tokens per second that it generates; None: not known.
+        rate: tokens per second that it generates; None if not known.
         pre_copy: effect of ``Request.prefill_only`` there.
-        stops: seconds that it goes on, and bills, after it was cancelled.
+        stops: seconds that it continues, and bills, after being cancelled.
     """
 
     prompt: float
@@ -74,7 +74,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     stops: float = 0.0
 
     def seconds_to_first_token(self, tokens: float) -> float | None:
-        """Return t_m, a high estimate of the seconds to the first token after reading ``tokens``; None: not known."""
+        """Return t_m, a high estimate of the seconds to the first token after reading ``tokens``, or None if not known."""
         return None if self.setup is None else self.setup + self.per_token * max(0.0, tokens)
 
 
@@ -94,7 +94,7 @@ def keeps_up(terms: Terms, reader_rate: float) -> bool:
 
 
 def tokens_until_buffered(missing: float, source_rate: float, reader_rate: float, per_token: float = 0.0) -> float:
-    """Return the tokens that the source generates until ``missing`` more are buffered; inf: that never happens.
+    """Return the tokens that the source generates until ``missing`` more are buffered, or inf if that never happens.
 
     Args:
         missing: number of tokens that the buffer lacks.
@@ -110,7 +110,7 @@ def tokens_until_buffered(missing: float, source_rate: float, reader_rate: float
 
 
 def tokens_until_covered(missing: float, reader_rate: float, per_token: float) -> float:
-    """Return the tokens that the source generates until the buffer covers the rest of a change, while the target reads already.
+    """Return the tokens that the source generates until the buffer covers the rest of a change, while the target is already reading.
 
     In each second the reader takes r_c tokens, and the rest of the change needs r_c tokens less. So only the generated tokens count.
 
@@ -127,7 +127,7 @@ def tokens_until_covered(missing: float, reader_rate: float, per_token: float) -
 def net_saving(
     source: Terms, target: Terms, *, remaining: float, until_change: float, length: float, kept: float = 0.0, overrun: float = 0.0
 ) -> float:
-    """Return the saving of a move less its cost, in US dollars (both sides of equation 4); above 0 the move pays.
+    """Return the saving of a move minus its cost, in US dollars (both sides of equation 4); above 0 the move pays.
 
     Args:
         source: the endpoint that writes now.
@@ -135,7 +135,7 @@ def net_saving(
         remaining: l_remaining of equation 5, the expected number of tokens still to come.
         until_change: number of those that the source generates before the change.
         length: number of tokens of prompt and answer so far.
-        kept: number of those that the target has read already.
+        kept: number of those that the target has already read.
         overrun: number of tokens that the source generates after the change, until its cancellation takes effect.
     """
     left = max(0.0, remaining - until_change)
@@ -148,7 +148,7 @@ def net_saving(
 
 
 def pre_copy_pays(source: Terms, target: Terms, *, length: float, saved: float, saving: float, is_possible_without: bool) -> bool:
-    """Return True if a pre-copy pays: the target reads the text before the change.
+    """Return True if a pre-copy pays, in which the target reads the text before the change.
 
     If the target keeps the tokens that it reads ("append"), each token is read once and the pre-copy costs nothing. If it only warms a
     cache ("warm"), everything is read and paid twice, the second time at the cached price. That pays only if the tokens that the source
@@ -158,7 +158,7 @@ def pre_copy_pays(source: Terms, target: Terms, *, length: float, saved: float, 
         source: the endpoint that writes now.
         target: the endpoint that would continue.
         length: number of tokens of prompt and answer so far.
-        saved: number of tokens that the source need not generate, because the change takes less time.
+        saved: number of tokens that the source needn't generate, because the change takes less time.
         saving: US dollars that the move saves if everything is read once (``net_saving``).
         is_possible_without: True if the buffer can cover the change without a pre-copy.
     """
@@ -177,9 +177,9 @@ class BarredMove(Struct, frozen=True):
     Args:
         source: the endpoint that would hand over.
         target: the endpoint that would take over.
-        reason: why not, after "because".
-        is_asked: the caller's setting says so, or nothing speaks for the move; False: known figures speak against it without a setting, or
-            the setting can't be followed.
+        reason: why it must not happen, to be put after "because".
+        is_asked: the caller's setting says so, or nothing speaks for the move; False if known figures speak against it and
+            there is no setting, or the setting can't be followed.
     """
 
     source: str
@@ -200,13 +200,13 @@ def barred_moves(
     *,
     trusted: Collection[tuple[str, str]] = (),
 ) -> list[BarredMove]:
-    """Return those of the moves that must not happen.
+    """Return the moves that must not happen.
 
     Args:
-        moves: source and target of the moves that would save money.
+        moves: (source, target) of the moves that would save money.
         quality: measured quality by endpoint, 0 or more, on one scale.
-        min_quality: the share of the source's quality that the target needs; 0: any target may take over. None: nothing was set. Then a
-            target that is known to be worse is barred, and one of unknown quality, too, unless the move is trusted.
+        min_quality: the share of the source's quality that the target needs; 0 lets any target take over. None if nothing was set. Then a
+            target that is known to be worse is barred, and so is one of unknown quality unless the move is trusted.
         trusted: moves that make no answer worse even if no quality is known: to the same model, or from a device to a server.
     """
     if min_quality == 0:

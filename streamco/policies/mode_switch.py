@@ -1,4 +1,4 @@
-"""Speedup model and mode switch: whether drafting pays, or one side should generate alone (DSD sections 3.3 and 4.4).
+"""The speedup model and the mode switch: whether drafting pays, or one side should generate alone (DSD sections 3.3 and 4.4).
 
 ``predict_rates`` models a round. A draft of gamma tokens takes gamma draft steps, then the verdict takes a round trip and a verification,
 and the round gives E(alpha, gamma) tokens. DSD's equation 2 is the case without a link. With drafting in parallel, a share ``hit_rate`` of
@@ -8,20 +8,20 @@ the rounds begin with the draft steps that were made while the last verdict was 
 can't be measured while the target generates alone. So a time account limits the loss, which is not in the paper. Each round is compared
 with the time in which the plain remote stream would have given the same tokens:
 
-- Losses are a debt, of which 2 % of the time is paid back. Drafting goes on only while a further round that gives a single token, and the
+- Losses are a debt that is paid back with 2 % of the time. Drafting continues only while another round that gives a single token, and the
   return to the stream, would leave the debt within three such rounds: two of the first rounds may well be bad luck.
 - If the model speaks against drafting, one round is tried as soon as 1 % of the time since then has paid for the debt and for the round.
-  So drafting is found again. What drafting saved before then counts no more: it is for rounds that fail although the model speaks for
+  So drafting can come back. What drafting saved before then no longer counts: it is for rounds that fail although the model speaks for
   them.
 - Drafting begins if the model speaks for it, and ends if the model expects a tenth less than the stream gives, because a few rounds can be
-  bad luck and each change costs a round. Between the two the account decides.
-- Ten rounds that give a single token are the most that is paid in advance, or one and its changes of mode if they cost more. So an hour
-  of code, on which drafting saves time, doesn't pay for a minute of prose.
-- A round counts as ten that give a single token at most, or as what was paid for it. So a connection that stalls once doesn't keep a pair
+  bad luck and each change costs a round. Between the two, the account decides.
+- At most ten rounds that give a single token are paid in advance, or one and its changes of mode if they cost more. So an hour of code, on
+  which drafting saves time, doesn't pay for a minute of prose.
+- A round counts as at most ten that give a single token, or as what was paid for it. So a connection that stalls once doesn't keep a pair
   from drafting for minutes.
 
-In this account the rate is never below 0.98 of the plain remote stream in the long run, whatever the models do, without stalls. In the
-first 256 tokens of a pair of models it is not below 0.95.
+By this account, apart from stalls, the rate in the long run is never below 0.98 of the plain remote stream, whatever the models do. In the
+first 256 tokens of a pair of models it isn't below 0.95.
 
 The paper defines fused mode twice (DSD sections 3.3 and 4.4); here it is the target alone, the remote stream.
 """
@@ -57,11 +57,11 @@ Mode = Literal["device", "remote", "speculate"]
 _LOSS = 0.02  # share of the time that drafting may lose against the plain stream; 0.05 is promised, the rest is for uncounted losses
 _PROBE_LOSS = 0.01  # the same for rounds that are tried while the model speaks against drafting
 _TRIED = 3.0  # rounds that may fail entirely, if with the return to the stream they take at most
-_TRIED_STEPS = 8.0  # remote steps (3 % of an answer of 256 tokens), or one round and the return
-_STAY = 0.5  # further rounds that must be allowed to fail before drafting begins again, because changes are expensive
-_MOST_ROUNDS = 10  # that may be paid for in advance, by what drafting saved or by time; and as which a stall counts
-_DOUBT = 0.1  # share of the remote rate by which the forecast may be lower and drafting still goes on, because few rounds say little
-_PATIENCE = 2  # k of DSD section 4.4: consecutive proposals of another mode until it is taken
+_TRIED_STEPS = 8.0  # this many remote steps (3 % of an answer of 256 tokens), or one round and the return
+_STAY = 0.5  # additional rounds that must be allowed to fail before drafting begins again, because changes are expensive
+_MOST_ROUNDS = 10  # rounds that may be paid for in advance, by what drafting saved or by time; also what a stall counts as
+_DOUBT = 0.1  # share of the remote rate by which the forecast may be lower while drafting continues, since few rounds say little
+_PATIENCE = 2  # k of DSD section 4.4: consecutive proposals of another mode until it is accepted
 
 
 class RoundConditions(Struct, frozen=True, kw_only=True):
@@ -69,23 +69,23 @@ class RoundConditions(Struct, frozen=True, kw_only=True):
 
     Args:
         acceptance: alpha, 0..1.
-        window: gamma, draft tokens a round, 1 or more.
+        window: gamma, draft tokens per round, 1 or more.
         draft_step: time of the draft model for a token.
         remote_step: time between two tokens of the plain remote stream, as they arrive here.
-        verify: time of the verifier for a round, its queue included, without the link.
-        verify_token: further time for each draft token.
-        rtt: round trip of the link; inf: there is no link.
+        verify: time of the verifier for a round, including its queue, without the link.
+        verify_token: additional time for each draft token.
+        rtt: round trip of the link; inf if there is no link.
         round_transfer: time for the bytes of a round that don't depend on the window.
-        token_transfer: further time for each draft token.
+        token_transfer: additional time for each draft token.
         hit_rate: share of rounds after which a pre-drafted branch is adopted, 0..1.
         ahead: mean time by which a round is shorter, because its draft was sent before the verdict on the last one came.
         slowdown: time of a step on all branches together, in steps of the draft alone.
-        adopted: measured tokens of an adopted branch; None: as many as all branches together reach during the wait, by ``slowdown``.
+        adopted: measured tokens of an adopted branch; by default as many as all branches together reach during the wait, by ``slowdown``.
         budget: share of draft tokens that are verified, above 0 up to 1; the others cost a draft step each.
-        round_tokens: measured tokens of a verified round; None: E(alpha, gamma).
-        row_costs: further time of the verifier by the rows of a round, its draft tokens and one; None: it is in ``verify``.
+        round_tokens: measured tokens of a verified round; None for E(alpha, gamma).
+        row_costs: additional time of the verifier by the rows of a round (its draft tokens and one); None if included in ``verify``.
         energy: seconds that the energy of a drafted token is worth to the user; they count as time in ``predict_rates``.
-        drafted: measured tokens that a round drafts, those of branches included; None: ``window``.
+        drafted: measured tokens that a round drafts, including branches; None for ``window``.
     """
 
     acceptance: float
@@ -108,7 +108,7 @@ class RoundConditions(Struct, frozen=True, kw_only=True):
     drafted: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values of which no round can consist."""
+        """Refuse values that no round can have."""
         if self.window < 1 or self.draft_step <= 0.0 or self.remote_step <= 0.0 or not 0.0 < self.budget <= 1.0 or self.slowdown <= 0.0:
             raise ConfigError(
                 "conditions: expected a window >= 1, steps and slowdown above 0 and a budget above 0 up to 1, "
@@ -123,13 +123,13 @@ class RoundConditions(Struct, frozen=True, kw_only=True):
 
 
 class Rates(Struct, frozen=True):
-    """Tokens per second of each generation mode, where what energy is worth counts as time.
+    """Tokens per second of each generation mode, in which the worth of energy counts as time.
 
     Args:
         device: the device alone.
         remote: the remote stream alone.
         waiting: drafting, with a wait for each verdict.
-        parallel: drafting on while the verdict is out.
+        parallel: drafting that continues while the verdict is out.
     """
 
     device: float
@@ -144,7 +144,7 @@ class Rates(Struct, frozen=True):
 
     @property
     def best(self) -> float:
-        """The highest rate of a server's own text: its stream is taken where drafting doesn't pay."""
+        """The highest rate for the server's own text, since its stream is used where drafting doesn't pay."""
         return max(self.speculative, self.remote)
 
 
@@ -183,7 +183,7 @@ def predict_rates(conditions: RoundConditions) -> Rates:
 
 
 def best_window(conditions: RoundConditions, *, is_parallel: bool, max_window: int = MAX_WINDOW) -> int:
-    """Return the window of 1 to ``max_window`` tokens with the highest predicted rate; of equal ones the shortest.
+    """Return the window of 1 to ``max_window`` tokens with the highest predicted rate, the shortest among equals.
 
     What was measured at one window (``round_tokens``, ``adopted``, ``drafted``) isn't used.
     """
@@ -196,7 +196,7 @@ def best_window(conditions: RoundConditions, *, is_parallel: bool, max_window: i
 
 
 def conditions_of(state: WindowState) -> RoundConditions:
-    """Return what the model needs, as a window policy sees it; acceptance and times must be known."""
+    """Return the model's inputs from a window policy's; acceptance and times must be known."""
     assert state.acceptance is not None
     return RoundConditions(
         acceptance=state.acceptance,
@@ -211,7 +211,7 @@ def conditions_of(state: WindowState) -> RoundConditions:
 
 
 class ModeSwitch:
-    """Decides before each round whether to draft, or which side generates alone. One for each pair of models, kept over answers.
+    """Decides before each round whether to draft, or which side generates alone. Each pair of models has one, kept across answers.
 
     If the answer must be lossless, only the remote stream can replace drafting, because the device's own tokens are not the target's. The
     mode is then ``remote`` even without a link, and failover handles the answer. In selective mode the device replaces drafting, because
@@ -225,7 +225,7 @@ class ModeSwitch:
     Attributes:
         mode: the present mode.
         seconds: total time recorded.
-        lost_seconds: time that drafting took longer than the plain remote stream; below 0: it took less.
+        lost_seconds: how much longer drafting took than the plain remote stream; below 0 if it took less.
         probes: number of rounds tried against the forecast.
     """
 
@@ -240,8 +240,8 @@ class ModeSwitch:
         self._is_probe = False
         self._is_drafting = False
         self._worst = 0.0  # seconds that a round loses if it gives a single token
-        self._debt = 0.0  # seconds of loss that are not paid back; below 0: paid in advance
-        self._probe_debt = 0.0  # the same since the model speaks against drafting
+        self._debt = 0.0  # seconds of loss that are not paid back; below 0 if paid in advance
+        self._probe_debt = 0.0  # the same, since the model began to speak against drafting
         self._most_paid = math.inf  # seconds that may be paid in advance
 
     def choose(
@@ -258,11 +258,11 @@ class ModeSwitch:
 
         Args:
             conditions: recent measurements.
-            window: window that the policy proposes; None: ``conditions.window``.
-            policy_decides: True if the policy decides on fused mode (``window.DecidesFusedMode``); False: the speedup model does.
-            opening: seconds that the first round takes longer, because the verifier must first read the stream's tokens.
-            return_time: seconds that a stream takes longer to begin after a failed attempt to draft, for the same reason.
-            at_once: the conditions are those of the very draft that would be sent, so that no second opinion is waited for.
+            window: window that the policy proposes; None for ``conditions.window``.
+            policy_decides: True if the policy decides on fused mode (``window.DecidesFusedMode``); if False, the speedup model does.
+            opening: additional seconds of the first round, because the verifier must first read the stream's tokens.
+            return_time: additional seconds for a stream to begin after a failed attempt to draft, for the same reason.
+            at_once: the conditions belong to the very draft that would be sent, so there is no need to wait for a second opinion.
         """
         rates = predict_rates(conditions)
         self._is_probe = False
@@ -287,7 +287,7 @@ class ModeSwitch:
         return "speculate" if self._is_drafting or self._is_probe else "remote"
 
     def _has_credit(self, conditions: RoundConditions, opening: float) -> bool:
-        """Return True if the loss stays allowed even if a round fails and the stream is opened after it."""
+        """Return True if the loss stays within its limit even if a round fails and the stream is then opened."""
         way_back = max(0.0, conditions.wait - conditions.remote_step)  # until a stream's first token
         debt = self._debt + self._worst
         if not self._is_drafting and self.seconds:
@@ -300,11 +300,11 @@ class ModeSwitch:
 
         Args:
             mode: mode in which they were generated.
-            seconds: time that they took, the change of modes included.
+            seconds: time that they took, including the change of modes.
             tokens: number of tokens.
             remote_step: seconds between two tokens of a plain remote stream in that time.
-            energy: seconds that the energy of what was drafted is worth; they are lost like others.
-            is_return: it was the wait for the stream after drafting, which is no stall however long it takes.
+            energy: seconds that the energy of what was drafted is worth, which count as lost like others.
+            is_return: it was the wait for the stream after drafting, which isn't a stall however long it takes.
         """
         self.seconds += seconds
         lost = 0.0
@@ -317,7 +317,7 @@ class ModeSwitch:
         self._probe_debt = max(-self._most_paid, self._probe_debt + counted - _PROBE_LOSS * seconds)
 
     def _vote(self, mode: Mode, *, at_once: bool = False) -> Mode:
-        """Return the present mode until another is proposed twice in a row; the very first proposal is taken at once."""
+        """Return the present mode until another is proposed twice in a row; the very first proposal is accepted at once."""
         if mode == self.mode:
             self._votes = 0
         else:

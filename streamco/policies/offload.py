@@ -1,6 +1,6 @@
 """Offloading: which draft chunks are sent to the verifier (Synera section 4.2).
 
-Confidence is the coarse filter: a chunk of which the draft model is confident stays (P_conf, ``confidence_probability``). Importance is the
+Confidence is the coarse filter: a chunk that the draft model is confident of stays (P_conf, ``confidence_probability``). Importance is the
 fine filter: a chunk to which later tokens pay attention is sent (P_imp, ``importance_probability``). A chunk is sent with probability
 P_conf P_imp (figure 10).
 
@@ -12,9 +12,9 @@ P_conf P_imp over measured chunks is the budget. The deviations from the paper:
 - If even i_th = 0 sends too little, because P_conf keeps more than the budget leaves, the confidence threshold c_th rises too. So the least
   confident chunks are sent first. The rule ``confidence`` alone moves c_th in both directions.
 - Both probabilities have steps (at i_th / 2, at i_th and at c_th). The part of the budget that a step leaves over is given to all chunks
-  alike, as ``spill``.
+  equally, as ``spill``.
 
-``OffloadSteering`` holds the realised share at the budget, for which the paper has no mechanism: it plans again over the latest chunks and
+``OffloadSteering`` keeps the realised share at the budget, for which the paper has no mechanism: it plans again over the latest chunks and
 makes up for the difference so far.
 """
 
@@ -48,7 +48,7 @@ _ROUNDS = 60  # of bisection; a plan over 256 chunks takes 2.5 ms
 _FAR = 1e3  # c_th so far below 0 that P_conf is 0 for every confidence
 _WINDOW = 256  # chunks over which the steering plans
 _REFRESH = 16  # chunks between two plans
-_HORIZON = 64  # chunks within which a debt is made up for
+_HORIZON = 64  # chunks within which to make up for a debt
 _SLACK = 8  # chunks by which the share may differ from the budget before the rules are overruled
 
 
@@ -72,7 +72,7 @@ def importance_probability(importance: ArrayLike, threshold: float, slope: float
 
     Args:
         importance: i, mean importance of the chunk's tokens (``importance.chunk_importance``), 0 or more; any shape.
-        threshold: i_th, 0 or more; inf: nothing is important.
+        threshold: i_th, 0 or more; inf if nothing is important.
         slope: theta, below 0.
     """
     values = np.asarray(importance, dtype=np.float64)
@@ -86,7 +86,7 @@ def is_past_exit(position: int, max_tokens: int | None, budget: float, share: fl
 
     Args:
         position: t, tokens of the answer so far.
-        max_tokens: max_len, tokens; None: no limit, no exit.
+        max_tokens: max_len, tokens; None for no limit and no exit.
         budget: share of draft tokens that are sent, 0..1.
         share: share of max_len, 0..1.
     """
@@ -94,7 +94,7 @@ def is_past_exit(position: int, max_tokens: int | None, budget: float, share: fl
 
 
 class OffloadDecision(Struct, frozen=True):
-    """Decision whether a chunk is sent to the verifier.
+    """The decision whether a chunk is sent to the verifier.
 
     Args:
         is_offloaded: True if it is sent.
@@ -146,16 +146,16 @@ class Offload(Struct, frozen=True, tag="offload"):
 
         Args:
             confidences: c of measured chunks, shape (chunks,).
-            importances: i of the same chunks; None: not measured, so confidence decides alone.
+            importances: i of the same chunks; None if not measured, and then confidence decides alone.
             budget: 0..1.
             rule: the filters to use.
-            confidence_threshold: c_th, profiled; ``confidence`` alone solves it instead.
-            weights: tokens of each chunk; None: all alike.
+            confidence_threshold: c_th, profiled; the rule ``confidence`` solves it instead.
+            weights: tokens of each chunk; None if they are all equal.
             steepness: k.
             slope: theta.
 
         Raises:
-            ConfigError: a budget outside 0..1, c_th above 1, k not above 0 or theta not below 0, or arrays of different lengths.
+            ConfigError: the budget is outside 0..1, c_th above 1, k not above 0 or theta not below 0, or the arrays' lengths differ.
         """
         check_share("budget", budget)
         if confidence_threshold > 1.0 or steepness <= 0.0 or slope >= 0.0:
@@ -194,7 +194,7 @@ class Offload(Struct, frozen=True, tag="offload"):
 
         Args:
             confidence: c of the chunk, 0..1.
-            importance: i of the chunk; None: not measured, so the chunk counts as important.
+            importance: i of the chunk; None if not measured, and then the chunk counts as important.
             rng: used once, if the budget is neither 0 nor 1.
         """
         if self.budget >= 1.0:
@@ -230,11 +230,11 @@ class Offload(Struct, frozen=True, tag="offload"):
 
 
 class OffloadSteering:
-    """Decide for each drafted chunk whether it is sent for verification, so that the share of sent draft tokens meets the budget.
+    """Decides for each drafted chunk whether it is sent for verification, so that the share of sent draft tokens meets the budget.
 
     There is one object for each pair of models. Its *plan* holds the thresholds of the filters (``Offload``). Its *debt* is the number of
-    tokens that the budget allowed so far less those that were sent. Every 16 chunks the plan is solved again over the latest 256 chunks,
-    for a share that makes up for the debt within 64 chunks. If the debt would exceed 8 chunks all the same, because the text suddenly
+    tokens that the budget has allowed so far minus the number sent. Every 16 chunks the plan is solved again over the latest 256 chunks,
+    for a share that makes up for the debt within 64 chunks. If the debt would exceed 8 chunks anyway, because the text suddenly
     became easy, the debt alone decides. So after n tokens the number of sent tokens differs from n times the budget by at most 8 of the
     longest chunks. Chunks that had to stay (``keep``) add to the debt too. Beyond 8 chunks that debt is forgiven, so that an answer that
     could send nothing doesn't make the next one send everything.
@@ -243,7 +243,7 @@ class OffloadSteering:
         budget: share of draft tokens that are sent, 0..1.
         rule: the filters to use.
         confidence_threshold: c_th, profiled.
-        chunks: (confidence, importance) of measured chunks, oldest first, for the first plan; empty: it is random.
+        chunks: (confidence, importance) of measured chunks, oldest first, for the first plan; if empty, that plan is random.
 
     Attributes:
         tokens: number of draft tokens so far.
@@ -252,7 +252,7 @@ class OffloadSteering:
         plan: the present plan.
 
     Raises:
-        ConfigError: a budget outside 0..1.
+        ConfigError: the budget is outside 0..1.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class OffloadSteering:
 
     @property
     def debt(self) -> float:
-        """Number of tokens missing to the budget; below 0: too many were sent."""
+        """Number of tokens still missing from the budget; below 0 if too many were sent."""
         return self.budget * self.tokens - self.offloaded_tokens - self.forgiven_tokens
 
     def decide(self, confidence: float, importance: float | None, tokens: int, rng: Random) -> OffloadDecision:
@@ -289,12 +289,12 @@ class OffloadSteering:
 
         Args:
             confidence: c of the chunk, 0..1.
-            importance: i of the chunk; None: not measured.
+            importance: i of the chunk; None if not measured.
             tokens: number of its tokens, 1 or more.
             rng: used once, if the budget is neither 0 nor 1, even if the debt then overrules it.
 
         Raises:
-            ConfigError: a chunk without tokens.
+            ConfigError: the chunk has no tokens.
         """
         decision = self.plan.decide(confidence, importance, rng)
         self._count(tokens)
@@ -312,13 +312,13 @@ class OffloadSteering:
         """Count a chunk that stays whatever the rules say: after the early exit, or without a link.
 
         Raises:
-            ConfigError: a chunk without tokens.
+            ConfigError: the chunk has no tokens.
         """
         self._count(tokens)
         self.forgiven_tokens += max(0.0, self.debt - _SLACK * self._largest)
 
     def withdraw(self, tokens: int) -> None:
-        """Count a chunk as kept that should have been sent, but was refused or lost its link."""
+        """Count a chunk as kept that should have been sent but was refused or lost its link."""
         self.offloaded_tokens -= tokens
         self.forgiven_tokens += max(0.0, self.debt - _SLACK * self._largest)
 
@@ -353,18 +353,18 @@ class OffloadSteering:
 
 
 def _moved(steepness: float, profiled: float, threshold: float) -> float:
-    """Return the k at which P_conf falls as fast as at the profiled c_th, though c_th is lower: the formula would stretch it."""
+    """Return the k with which P_conf falls as fast as at the profiled c_th although c_th is lower, which would stretch it."""
     return steepness * (1.0 - threshold) / max(1.0 - profiled, 0.01) if threshold < profiled else steepness
 
 
 def _sigmoid(exponent: Floats) -> Floats:
-    """Return 1 / (1 + exp(x)), also for an x that overflows."""
+    """Return 1 / (1 + exp(x)), even if exp(x) overflows."""
     result: Floats = 1.0 / (1.0 + np.exp(np.minimum(exponent, 700.0)))
     return result
 
 
 def _highest(share: Callable[[float], float], low: float, high: float, budget: float) -> float:
-    """Return the highest argument at which an increasing share is within the budget; ``low`` if there is none."""
+    """Return the highest argument at which an increasing share is within the budget, or ``low`` if there is none."""
     if share(high) <= budget:
         return high
     for _ in range(_ROUNDS):

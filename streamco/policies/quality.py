@@ -2,11 +2,11 @@
 
 A gate holds the beginning of an answer, asks for its score, and lets a server answer if the score is low. There are two scores:
 
-- ``Perplexity`` needs nothing to learn from. It tells something of answers of a few tokens, and nothing of longer ones.
-- ``LearnedScore`` is fitted on answers of the same app that somebody has rated. No weights come with the package: a score that was
+- ``Perplexity`` needs nothing to learn from. It says something about answers of a few tokens, and nothing about longer ones.
+- ``LearnedScore`` is fitted on rated answers from the same app. No weights come with the package: a score that was
   fitted on other tasks is worse than chance. docs/research/quality.md has the figures.
 
-``SteeredThreshold`` finds the score below which the server answers, so that a budget is spent and not exceeded.
+``SteeredThreshold`` finds the score below which the server answers, so that a budget is spent but not exceeded.
 """
 
 from __future__ import annotations
@@ -44,39 +44,39 @@ __all__ = [
 ]
 
 MAX_TOKENS = 16
-"""Tokens of an answer's beginning that a score looks at; further ones tell no more."""
+"""How many of an answer's first tokens a score looks at; more of them add no information."""
 
 MAX_LABELS = 1000
-"""Rated answers that a learned score keeps, the latest ones."""
+"""How many rated answers a learned score keeps, the latest ones."""
 
 MIN_LABELS = 100
-"""Rated answers from which on a learned score was ahead of the perplexity, where it was so at all (docs/research/quality.md)."""
+"""Number of rated answers from which a learned score beat the perplexity, where it did at all (docs/research/quality.md)."""
 
 MIN_RATED = 20
-"""Rated answers from which on the share of good ones counts as a quality."""
+"""Number of rated answers from which the share of good ones counts as a quality."""
 
-_MAX_TASKS = 16  # tasks that have a weight of their own
+_MAX_TASKS = 16  # most tasks that have their own weight
 _LEAST = 1e-6  # a probability that was rounded to 0
 _PENALTY = 1.0
 _FREE = 1e-3  # penalty of the first weight, so that it is finite whatever the labels are
-_REFIT = 20  # a fit is made again when a twentieth of the labels is new
+_REFIT = 20  # refit when a twentieth of the labels is new
 _MAX_STEPS, _CLOSE = 25, 1e-6  # of Newton's method
 _HIGHEST_LOGIT = 30.0
 
-_WINDOW = 256  # answers that a threshold follows from
+_WINDOW = 256  # answers that a threshold is computed from
 _MIN_SCORES = 20
 _FIRST_THRESHOLD, _HIGHEST_THRESHOLD = 0.5, 0.9
 
 
 class AnswerFacts(Struct, frozen=True, kw_only=True):
-    """What is known of a device's answer when it is scored.
+    """What is known about a device's answer when it is scored.
 
     Args:
-        probabilities: the model's own probability of each of the answer's first tokens, 0..1. There is one at least, and those after
-            the 16th are ignored.
+        probabilities: the model's own probability of each of the answer's first tokens, 0..1, at least one. Those after the
+            16th are ignored.
         is_complete: True if the answer has ended already.
         prompt_tokens: length of the prompt.
-        task: the caller's name for the kind of task; None: none given.
+        task: the caller's name for the kind of task; None if none was given.
     """
 
     probabilities: tuple[float, ...]
@@ -86,11 +86,11 @@ class AnswerFacts(Struct, frozen=True, kw_only=True):
 
 
 class ShadowPair(Struct, frozen=True, kw_only=True):
-    """Two answers to one request, for a judge of the caller's.
+    """Two answers to one request, for the caller's judge.
 
     Args:
-        messages: the request's messages; empty: it had a prompt.
-        prompt: the request's prompt; None: it had messages.
+        messages: the request's messages; empty if it had a prompt.
+        prompt: the request's prompt; None if it had messages.
         device: the device's answer, which the reader got.
         server: the server's answer, which nobody reads.
     """
@@ -102,25 +102,25 @@ class ShadowPair(Struct, frozen=True, kw_only=True):
 
 
 Judge = Callable[[ShadowPair], bool | Awaitable[bool | None] | None]
-"""Says whether a device's answer was as good as the server's; None: it can't say. It may be a coroutine function."""
+"""Says whether a device's answer was as good as the server's; None if it can't say. It may be a coroutine function."""
 
 
 class Score(Protocol):
     """A score of a device's answer."""
 
     def score(self, facts: AnswerFacts, /) -> float:
-        """Return how good the answer seems, 0..1; some probability of a token must be known."""
+        """Return how good the answer seems, 0..1; the probability of at least one token must be known."""
         ...
 
 
 class Perplexity:
     """The plain score: 1 over the perplexity, the geometric mean of the tokens' probabilities. Implements ``Score``.
 
-    It is no probability of a good answer. An answer of which the model is sure may well be wrong.
+    It isn't the probability of a good answer: an answer that the model is sure of may well be wrong.
     """
 
     def score(self, facts: AnswerFacts) -> float:
-        """Return the geometric mean of the probabilities, 0..1; some probability must be known."""
+        """Return the geometric mean of the probabilities, 0..1; at least one must be known."""
         return _geometric_mean(_logarithms(facts))
 
 
@@ -128,15 +128,15 @@ class LearnedScore:
     """The probability that an answer is good, learned from an app's own ratings. Implements ``Score``.
 
     It is a logistic regression with an L2 penalty on how likely the tokens were, on the lengths of prompt and answer, and on the task. A
-    rating may come from a user, or from a comparison with the server's answer. The latest 1,000 count. A fit is made by the first score
-    that is asked for after a twentieth of the labels is new. The same calls give the same scores.
+    rating may come from a user, or from a comparison with the server's answer. The latest 1,000 count. The first score that
+    is requested after a twentieth of the labels is new makes a new fit. The same calls give the same scores.
 
     Args:
         examples: answers that were rated before, as ``examples`` returns them, oldest first.
-        min_labels: rated answers that are needed; a tenth of this number must be good, and as many must not be.
+        min_labels: number of rated answers needed; at least a tenth of this number must be good, and as many must be bad.
 
     Raises:
-        ConfigError: fewer than 2 labels are said to be enough.
+        ConfigError: ``min_labels`` is below 2.
     """
 
     def __init__(self, examples: Iterable[RatedAnswer] = (), *, min_labels: int = MIN_LABELS) -> None:
@@ -153,8 +153,8 @@ class LearnedScore:
 
         Args:
             facts: what was known when it was scored.
-            good: True if the device's answer was good enough. If a server's answer would have been only slightly better, it was. A
-                stricter rule sends answers to the server that gain little there, and the perplexity is a better score.
+            good: True if the device's answer was good enough, which it is if a server's answer would have been only slightly better.
+                A stricter rule sends the server answers that gain little there, and then the perplexity is a better score.
         """
         if self.labels == MAX_LABELS:
             self._good -= self._examples[0].good
@@ -174,19 +174,19 @@ class LearnedScore:
 
     @property
     def good_share(self) -> float | None:
-        """Share of the rated answers that were good; None: too few were rated to say."""
+        """Share of the rated answers that were good, or None if too few were rated to say."""
         return self._good / self.labels if self.labels >= MIN_RATED else None
 
     @property
     def is_ready(self) -> bool:
-        """True if there are enough rated answers of both kinds; until then a score is the perplexity's."""
+        """True if there are enough rated answers of both kinds; until then the perplexity is used as the score."""
         return self.labels >= self._min_labels and min(self._good, self.labels - self._good) >= max(1, self._min_labels // 10)
 
     def score(self, facts: AnswerFacts) -> float:
-        """Return the probability that the answer is good, 0..1; some probability of a token must be known.
+        """Return the probability that the answer is good, 0..1; the probability of at least one token must be known.
 
-        A task that has not been rated yet, or is none of the 16 that were rated most often, counts as an average one. Until ``is_ready``
-        the score is the perplexity's, which is no probability.
+        A task that has not been rated yet, or isn't one of the 16 that were rated most often, counts as an average one. Until ``is_ready``
+        the score is the perplexity's, which isn't a probability.
         """
         answer = _rated(facts, good=False)  # the label isn't read
         return self._fitted().score(answer) if self.is_ready else answer.mean
@@ -205,7 +205,7 @@ class LearnedScore:
 class SteeredThreshold:
     """The score below which the server answers, so that a share of the prompt tokens goes to the server.
 
-    It follows from the last 256 answers. Their scores must be of one kind, so begin a new one when another score is asked.
+    It is computed from the last 256 answers. Their scores must be of one kind, so create a new threshold when the score changes.
     """
 
     def __init__(self) -> None:
@@ -215,27 +215,27 @@ class SteeredThreshold:
         """Take the next answer, whoever gave it.
 
         Args:
-            score: of the device's first tokens, 0..1; None: not known, or a server was started without waiting for it.
+            score: score of the device's first tokens, 0..1; None if not known, or a server was started without waiting for it.
             tokens: length of the prompt.
         """
         self._answers.append((score, tokens))
 
     @property
     def scores(self) -> list[float]:
-        """The scores of the last answers, as far as they are known."""
+        """The known scores of the last answers."""
         return [score for score, _ in self._answers if score is not None]
 
     def threshold(self, budget: float) -> float:
         """Return the threshold, 0..0.9: the server should answer where the score is lower.
 
-        Of the last answers, those with lower scores have the budget's share of all prompt tokens, or less by fewer than the next answer's.
+        The last answers with lower scores have at most the budget's share of all prompt tokens, and one answer more would exceed it.
         Equal scores stay on one side. The threshold is 0.5 until 20 scores are known.
 
         Args:
             budget: share of all prompt tokens that servers may process because of low scores, 0..1.
 
         Raises:
-            ConfigError: a budget outside 0..1.
+            ConfigError: the budget is outside 0..1.
         """
         check_share("budget", budget)
         known = sorted((score, tokens) for score, tokens in self._answers if score is not None)
@@ -280,13 +280,13 @@ def fit_logistic(rows: Floats, is_good: Floats, penalties: Floats) -> Floats:
 
 
 class _Fit(NamedTuple):
-    """What was learned. Inputs are clamped to the range that was seen, and the weights normalise them.
+    """The result of a fit. Inputs are clamped to the range that was seen, and the weights include their normalisation.
 
     Args:
         intercept: logit of an average answer.
         weights, low, high: weight and range of each input, shape (inputs,).
         tasks: what each task adds to the logit.
-        rated: scores of the answers that it was fitted on.
+        rated: scores of the answers that it was fitted to.
     """
 
     intercept: float
@@ -335,7 +335,7 @@ def _rated(facts: AnswerFacts, good: bool) -> RatedAnswer:
 
 
 def _inputs(answers: Sequence[RatedAnswer]) -> Floats:
-    """Return the numbers that a fit is made of, shape (answers, 6)."""
+    """Return the inputs of a fit, shape (answers, 6)."""
     rows = np.array([(each.mean, each.tenth, each.median, each.tokens, each.prompt_tokens, each.is_complete) for each in answers], float)
     rows[:, :5] = np.log(np.maximum(rows[:, :5], (_LEAST, _LEAST, _LEAST, 1.0, 1.0)))
     return rows
@@ -351,7 +351,7 @@ def _geometric_mean(logarithms: Sequence[float]) -> float:
 
 
 def _quantile(values: Sequence[float], share: float) -> float:
-    """Return a quantile of sorted values, linear between them."""
+    """Return a quantile of sorted values, interpolated linearly."""
     place = share * (len(values) - 1)
     below = int(place)
     return values[below] + (place - below) * (values[min(below + 1, len(values) - 1)] - values[below])

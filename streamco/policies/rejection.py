@@ -7,16 +7,16 @@ The number r of accepted draft tokens is a capped geometric variable, and a conf
 with alpha the acceptance, c_t the confidence of token t and gamma the window. The deviations from the paper:
 
 - The paper has alpha^gamma for a rejection at the last position, but that is the probability that no token is rejected. Here accepting all
-  is an outcome of its own, and the last position has (1 - alpha) alpha^t like the others.
+  is a separate outcome, and the last position has (1 - alpha) alpha^t like the others.
 - No single confidence adjusts that outcome. It gets the factor of an average token, 1 - c with c the mean confidence. So a draft of average
   tokens keeps the base distribution, and a confident draft is more likely to be accepted whole. Without a measured mean, c = alpha.
 - The paper draws r* from this distribution, and one correction from the top 3 (``sample_branch``). Here all outcomes are ranked, because
   the likeliest one is right more often than a draw.
 
-If the acceptance of each token is known by itself, ``chain_rejection`` needs no such form: the first rejection is at a position if all
-tokens before it are accepted and it is not. ``bench/timed/speculate.py`` compares both.
+If the acceptance of every single token is known, ``chain_rejection`` needs no such form: the first rejection is at a position if all
+tokens before it are accepted and it isn't. ``bench/timed/speculate.py`` compares both.
 
-A *branch* is one expected verdict, with its position of rejection and its correction, and the tokens drafted after it. ``rank_branches``
+A *branch* is one expected verdict, with its position of rejection and its correction, plus the tokens drafted after it. ``rank_branches``
 gives the probability of each branch. ``schedule_branches`` chooses how many are drafted until the verdict comes, and how many of them in
 one batch: if a batch of two takes as long as two batches of one, the likelier branch goes first.
 """
@@ -45,7 +45,7 @@ __all__ = [
     "sample_branch",
 ]
 
-ALTERNATIVES = 3  # at each position; most corrections are among the draft model's top 3 (section 4.4)
+ALTERNATIVES = 3  # corrections at each position; most are among the draft model's top 3 (section 4.4)
 
 
 class RejectionForecast(Struct, frozen=True):
@@ -53,7 +53,7 @@ class RejectionForecast(Struct, frozen=True):
 
     Args:
         rejections: probability that the first rejected token is at this position of the draft, shape (window,).
-        accept_all: probability that no token is rejected; all of them add up to 1.
+        accept_all: probability that no token is rejected; together with ``rejections`` it sums to 1.
     """
 
     rejections: tuple[float, ...]
@@ -61,12 +61,12 @@ class RejectionForecast(Struct, frozen=True):
 
     @property
     def window(self) -> int:
-        """Number of tokens in the draft; as a position it means that all are accepted."""
+        """Number of tokens in the draft. As a position, it means that all are accepted."""
         return len(self.rejections)
 
     @property
     def likeliest(self) -> int:
-        """The most likely number of accepted tokens (r*); of equal ones the highest, because its branch shares the most work."""
+        """The most likely number of accepted tokens (r*), the highest among equals, because its branch shares the most work."""
         outcomes = (*self.rejections, self.accept_all)
         return max(range(len(outcomes)), key=lambda position: (outcomes[position], position))
 
@@ -80,9 +80,9 @@ class Branch(Struct, frozen=True):
     """One expected verdict.
 
     Args:
-        position: number of accepted draft tokens; the draft's length: all.
-        token: the token that the verifier adds; None: the draft model's own next token, not yet computed.
-        probability: probability of this verdict, which is that of adopting the branch.
+        position: number of accepted draft tokens; the draft's length if all are.
+        token: the token that the verifier adds; None for the draft model's own next token, not yet computed.
+        probability: probability of this verdict, and so of adopting the branch.
     """
 
     position: int
@@ -94,8 +94,8 @@ class PreDraft(Struct, frozen=True):
     """Plan of what to draft while the verdict is out.
 
     Args:
-        branches: likeliest first; empty: no branch is worth a step, or there is no time for one.
-        steps: number of tokens to draft on each branch; time may end before the last ones have them.
+        branches: likeliest first; empty if no branch is worth a step, or there is no time for one.
+        steps: number of tokens to draft on each branch; time may run out before the last ones have them.
         width: number of branches in one batch; the next ones follow when these are done.
         first_width: number of branches that are drafted before all others, 0 or 1.
     """
@@ -121,11 +121,11 @@ def forecast_rejection(acceptance: float, confidences: Sequence[float], mean_con
 
     Args:
         acceptance: alpha, the probability that a draft token is accepted, 0..1.
-        confidences: c_t, the draft model's probability of each draft token; empty: none.
-        mean_confidence: c, measured mean confidence of draft tokens, 0..1; None: alpha.
+        confidences: c_t, the draft model's probability of each draft token, perhaps none.
+        mean_confidence: c, measured mean confidence of draft tokens, 0..1; None for alpha.
 
     Raises:
-        ConfigError: an acceptance or a mean confidence outside 0..1.
+        ConfigError: the acceptance or the mean confidence is outside 0..1.
     """
     check_share("acceptance", acceptance)
     mean = acceptance if mean_confidence is None else mean_confidence
@@ -135,19 +135,19 @@ def forecast_rejection(acceptance: float, confidences: Sequence[float], mean_con
     all_accepted: float = acceptance ** len(confidences)
     adjusted = [weight * (1.0 - min(1.0, max(0.0, sure))) for weight, sure in zip(base, confidences, strict=True)]
     total = sum(adjusted) + all_accepted * (1.0 - mean)
-    if total <= 0.0:  # every token that could be rejected has confidence 1: the adjustment leaves nothing
+    if total <= 0.0:  # every token that could be rejected has confidence 1, so the adjustment leaves nothing
         return RejectionForecast(tuple(base), all_accepted)
     return RejectionForecast(tuple(weight / total for weight in adjusted), all_accepted * (1.0 - mean) / total)
 
 
 def chain_rejection(acceptance_by_token: Sequence[float]) -> RejectionForecast:
-    """Return the distribution of the first rejection if the acceptance of each token is known by itself.
+    """Return the distribution of the first rejection if the acceptance of every single token is known.
 
     Args:
         acceptance_by_token: acceptance of each draft token if all tokens before it are accepted, 0..1, shape (window,).
 
     Raises:
-        ConfigError: one outside 0..1.
+        ConfigError: one of them is outside 0..1.
     """
     rejections, reached = [], 1.0
     for acceptance in acceptance_by_token:
@@ -167,14 +167,13 @@ def rank_branches(
     """Return all branches, likeliest first.
 
     A rejected token is replaced by another candidate of its position, in proportion to the draft model's probabilities. After an accepted
-    draft the verifier adds a token of its own: the draft model's best with probability alpha, otherwise another candidate, in proportion
-    too.
+    draft the verifier adds its own token: the draft model's best with probability alpha, otherwise another candidate, also in proportion.
 
     Args:
         forecast: rejection forecast of this draft.
         draft: its ids, shape (window,).
         candidates: the draft model's likeliest (id, probability) at each position, best first, probabilities of the whole vocabulary. There
-            is one row more than draft tokens if the position after the draft was computed already.
+            is one row more than draft tokens if the position after the draft has already been computed.
         acceptance: alpha, 0..1.
         alternatives: maximum number of candidates of a position that get a branch.
 
@@ -211,7 +210,7 @@ def sample_branch(
     Args:
         forecast, draft, candidates: as for ``rank_branches``.
         rng: draws both.
-        alternatives: number of candidates that the correction is drawn from, in proportion to their probabilities.
+        alternatives: number of candidates from which the correction is drawn, in proportion to their probabilities.
     """
     position = forecast.draw(rng)
     if position == forecast.window:
@@ -234,11 +233,11 @@ def schedule_branches(
 ) -> PreDraft:
     """Choose which branches to draft, how many tokens of each, and how many in one batch.
 
-    With more branches one is adopted more often, but a step of a larger batch takes longer, so each branch has fewer tokens when the
-    verdict comes. An adopted branch saves the steps that were made, up to the next window. The plan maximises the mean of that. A draft
+    With more branches, one is adopted more often, but a step of a larger batch takes longer, so each branch has fewer tokens when the
+    verdict comes. An adopted branch saves the steps that were made, up to the next window. The plan maximises the mean saving. A draft
     that is sent ahead saves more: the time between its end and the verdict, up to a round trip. So the likeliest branch may be drafted
-    before all others. What the energy of tokens that are dropped is worth to the user is taken off, so that a branch that is hardly ever
-    adopted isn't drafted.
+    before all others. The worth of the dropped tokens' energy is subtracted, so that a branch that is hardly ever adopted isn't
+    drafted.
 
     Args:
         branches: likeliest first (``rank_branches``).
@@ -250,7 +249,7 @@ def schedule_branches(
         energy: seconds that the energy of a drafted token is worth.
 
     Raises:
-        ConfigError: a step that takes no time.
+        ConfigError: a step takes no time.
     """
     if any(time <= 0.0 for time in step_times):
         raise ConfigError(f"branches: expected step times above 0 s, got {list(step_times)}")

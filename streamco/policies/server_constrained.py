@@ -1,7 +1,7 @@
-"""Server-constrained dispatch: the device always starts, the server joins for long prompts (DiSCo section 4.2, Algorithm 3).
+"""Server-constrained dispatch: the device always starts, and the server joins for long prompts (DiSCo section 4.2, Algorithm 3).
 
-The server's time to first token hardly depends on the prompt, and the device's grows with it. So the server helps most for long prompts:
-those longer than l_th (equation 3). Lengths are whole numbers, and the prompts of length l_th can hold more tokens than the budget has
+The server's time to first token hardly depends on the prompt, and the device's grows with it. So the server helps most with long prompts,
+those longer than l_th (equation 3). Lengths are whole numbers, and the prompts of length l_th may have more tokens than the budget has
 left. To "consume exactly (1 - b)", this deviates from Algorithm 3: the server joins a random *part* of the prompts of that length.
 """
 
@@ -27,7 +27,7 @@ class ServerConstrained(Struct, frozen=True, tag="server-constrained"):
     """A plan of Algorithm 3.
 
     Args:
-        threshold: l_th, tokens: longer prompts go to both sides, shorter ones to the device alone.
+        threshold: l_th, tokens; longer prompts go to both sides, shorter ones only to the device.
         share_at_threshold: probability that a prompt of exactly this length goes to both, 0..1.
         planned_share: expected share of all prompt tokens that the server processes.
     """
@@ -43,10 +43,10 @@ class ServerConstrained(Struct, frozen=True, tag="server-constrained"):
 
     @classmethod
     def plan(cls, lengths: LengthDistribution, budget: float) -> ServerConstrained:
-        """Find l_th by equation 3; ``budget`` is the share of prompt tokens the server may process, 0..1.
+        """Find l_th by equation 3; ``budget`` is the share of prompt tokens that the server may process, 0..1.
 
         Raises:
-            ConfigError: a budget outside 0..1.
+            ConfigError: the budget is outside 0..1.
         """
         check_share("budget", budget)
         if not budget:

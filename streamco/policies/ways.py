@@ -1,20 +1,20 @@
-"""The choice between ways to make an answer, by what the caller says that time, money and quality are worth.
+"""The choice between ways to make an answer, by what time, money and quality are worth to the caller.
 
-A *way* is the device alone, the server alone, a race, a gated race, speculation or a split model. Each has a forecast for the answer that
-is asked for. The weighted cost of a way is
+A *way* is the device alone, the server alone, a race, a gated race, speculation or a split model. Each has a forecast for the requested
+answer. The weighted cost of a way is
 
     time x (seconds that the reader waits) + money x (US dollars) - quality x (expected quality)
 
-The reader waits for the first word, and later on whenever the text comes slower than it is read. An answer that isn't streamed is waited
-for to its end. Dollars are the servers' bill and the device's energy at the exchange rate (``policies.cost``).
+The reader waits for the first word, and later whenever the text comes slower than they read. For an answer that isn't streamed, they wait
+until its end. Dollars are the servers' bill and the device's energy at the exchange rate (``policies.cost``).
 
-``WayChooser`` takes the cheapest way. Below a budget of 1 the prompt tokens of the side that it limits have a price, too: what the answers
-gain that gain most by them. So the budget is spent on those, and not on whatever comes first.
+``WayChooser`` takes the cheapest way. With a budget below 1, the prompt tokens of the side that it limits have a price, too, which only
+the answers that gain most by them can pay. So the budget is spent on those, and not on whatever comes first.
 
-A forecast gets old, one of few measurements sooner, and a way that nothing is known of has none. Such a way is tried if it would be the
-cheapest with a first word at once: the others can't win, whatever is measured. One that stays unknown is tried less and less often. Tries
-of those that are known may cost 2 % more than the best way would have, in all. A race isn't tried: its forecast follows from those of both
-sides, and it costs no less than the side that wins it.
+A forecast gets old, sooner if it is based on few measurements, and a way that nothing is known about has none. Such a way is tried if it
+would be the cheapest with an immediate first word; otherwise it can't win, whatever is measured. One that stays unknown is tried less and
+less often. In total, trying known ways may cost 2 % more than the best way would have. A race isn't tried: its forecast follows from both
+sides' forecasts, and it costs no less than the side that wins it.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ __all__ = [
     "race_way",
 ]
 
-_WINDOW = 256  # answers that a price follows from
+_WINDOW = 256  # answers that a price is computed from
 _TRIED = 0.02  # share of the costs that tries may lose
 _TIE = 1e-6
 _LONGEST = 60.0  # seconds that a server without an answer counts for
-_FACTORS = 8  # of a device's jitter, in a forecast
+_FACTORS = 8  # factors of a device's jitter that a forecast uses
 
 MAX_AGE = 50
 """Answers after which a forecast is old, because nothing has been measured since."""
 
 
 class Weights(Struct, frozen=True):
-    """What the caller says is worth how much; None: it doesn't count.
+    """What time, money and quality are worth to the caller; None if one of them doesn't count.
 
     Args:
         time: a second that the reader waits.
         money: a US dollar.
-        quality: a good answer in the place of a bad one: a difference of 1 in quality.
+        quality: a good answer instead of a bad one: a difference of 1 in quality.
 
     Raises:
-        ConfigError: a weight that is no finite number of 0 or more, or no weight above 0.
+        ConfigError: a weight isn't a finite number of 0 or more, or none is above 0.
     """
 
     time: float | None = None
@@ -85,22 +85,22 @@ class Weights(Struct, frozen=True):
 
 
 class Way(Struct, frozen=True, kw_only=True):
-    """One way to make an answer, and what is predicted of it.
+    """One way to make an answer, and the forecast for it.
 
     Args:
         name: "device", "server", "race", "gated race", "speculate" or "split".
-        first_word: seconds to the first token; None: not known.
-        late: seconds that the reader waits after it, because the text comes slower than they read.
-        rate: tokens per second after the first one; None: not known, and then the reader doesn't wait for them.
-        dollars: at servers; None: a price isn't known, and it counts as nothing.
-        joules: of the device; None: not known.
-        energy_usd: what these joules are worth, in US dollars; None: not known, and it counts as nothing.
-        quality: expected, on one scale for all ways; None: not known, and it counts as 0.
+        first_word: seconds to the first token; None if not known.
+        late: seconds that the reader waits after the first token, because the text comes slower than they read.
+        rate: tokens per second after the first one; None if not known, and then the reader doesn't wait for them.
+        dollars: cost at servers, US dollars; None if a price isn't known, which counts as nothing.
+        joules: of the device; None if not known.
+        energy_usd: what these joules are worth, in US dollars; None if not known, which counts as nothing.
+        quality: expected quality, on one scale for all ways; None if not known, which counts as 0.
         spends: prompt tokens that the side under the budget is expected to read.
-        obstacle: why it isn't open, as a clause; "": it is.
-        measured: what its forecast is made from: answers at "device" and "server", or of its own.
-        is_unknown: not even who will write the answer is known, and so what it costs. Its quality is the best that it may have.
-        cost: weighted; None: not known, or not open.
+        obstacle: why it isn't open, as a clause; "" if it is.
+        measured: what its forecast is based on: answers at "device" and "server", or its own answers.
+        is_unknown: not even who will write the answer is known, nor what it costs. Its quality is then the best that is possible.
+        cost: weighted cost; None if not known, or not open.
     """
 
     name: str
@@ -118,7 +118,7 @@ class Way(Struct, frozen=True, kw_only=True):
     cost: float | None = None
 
     def weigh(self, weights: Weights, *, at_once: bool = False) -> float | None:
-        """Return the weighted cost; None: it isn't known. ``at_once``: the least that it may turn out to be."""
+        """Return the weighted cost, or None if it isn't known. ``at_once``: the least that it may turn out to be."""
         if self.is_unknown and not at_once:
             return None
         waiting = 0.0 if at_once or not weights.time else None if self.first_word is None else self.first_word + self.late
@@ -132,7 +132,7 @@ class ChosenWay(NamedTuple):
     """The choice for one answer.
 
     Args:
-        way: the name of the way that goes.
+        way: the name of the chosen way.
         ways: all ways, with their costs.
         reason: why, in a few words.
     """
@@ -143,7 +143,7 @@ class ChosenWay(NamedTuple):
 
 
 class WayChooser:
-    """Chooses a way for each answer. One for each client, because it remembers how long ago each forecast was measured.
+    """Chooses a way for each answer. Each client has one, because it remembers how long ago each forecast was measured.
 
     Args:
         weights: what the caller says is worth how much.
@@ -152,21 +152,21 @@ class WayChooser:
     def __init__(self, weights: Weights) -> None:
         self.weights = weights
         self._count = 0
-        self._last: dict[str, int] = {}  # by what is measured: the answer that it was last measured by
+        self._last: dict[str, int] = {}  # by what is measured: the answer that last measured it
         self._measurements: Counter[str] = Counter()  # the same: how often it was measured
         self._tries: Counter[str] = Counter()  # of ways that stay unknown
-        self._tried: dict[str, int] = {}  # the answer that a way was last tried by
+        self._tried: dict[str, int] = {}  # the answer that last tried each way
         self._price = _BudgetPrice()
         self._credit = 0.0  # weighted cost that further tries may be predicted to lose
 
     def choose(self, ways: Iterable[Way], *, prompt_tokens: int = 0, budget: float = 1.0, is_again: bool = False) -> ChosenWay:
-        """Return the choice between ways, of which one at least must be open.
+        """Return the choice between ways, at least one of which must be open.
 
         Args:
-            ways: what is predicted of each.
+            ways: the ways and their forecasts.
             prompt_tokens: the prompt's length.
             budget: share of all prompt tokens that one side may read, 0..1.
-            is_again: the way that was chosen before for this answer turned out not to be open.
+            is_again: True if the way chosen before for this answer turned out not to be open.
         """
         self._count += not is_again
         weighed = tuple(each if each.obstacle else replace(each, cost=each.weigh(self.weights)) for each in ways)
@@ -199,13 +199,13 @@ class WayChooser:
         return ChosenWay(chosen.name, weighed, reason)
 
     def record(self, measured: Iterable[str]) -> None:
-        """Record what an answer has measured, of what ``Way.measured`` names."""
+        """Record which of the names in ``Way.measured`` an answer has measured."""
         for each in measured:
             self._last[each] = self._count
             self._measurements[each] += 1
 
     def _gains(self, ways: Sequence[Way]) -> list[tuple[float, float]]:
-        """Return what each way that spends of the budget gains by a token, over the best way that doesn't, and how many it spends."""
+        """For each way that spends some of the budget, return its gain per token over the best way that spends none, and its tokens."""
         costs = [(each, each.weigh(self.weights)) for each in ways]
         frugal = [cost for each, cost in costs if not each.spends and not each.obstacle and cost is not None]
         if not frugal:
@@ -213,13 +213,13 @@ class WayChooser:
         return [((min(frugal) - cost) / each.spends, each.spends) for each, cost in costs if each.spends and cost is not None]
 
     def _to_try(self, able: Sequence[Way], best: float) -> Way | None:
-        """Return the way to be measured, which might be cheaper than the best one that is known; None: there is none."""
+        """Return the way to measure next, which might be cheaper than the best known one, or None if there is none."""
         single = {each.measured[0] for each in able if len(each.measured) == 1}
         due = [each for each in able if self._is_due(each, single, best) and _least(each, self.weights) < best]
         return min(due, key=lambda each: (self._measured(each), _least(each, self.weights)), default=None)
 
     def _is_due(self, way: Way, single: set[str], best: float) -> bool:
-        """Return True if a way is to be tried. ``single``: what other ways measure alone."""
+        """Return True if a way is to be tried. ``single`` names what other ways measure alone."""
         waited = self._count - self._tried.get(way.name, -MAX_AGE)
         if way.cost is None:
             is_own = len(way.measured) == 1 or not single.issuperset(way.measured)
@@ -230,21 +230,21 @@ class WayChooser:
         return is_old and len(way.measured) == 1 and way.cost - best <= self._credit
 
     def _measured(self, way: Way) -> int:
-        """Return the answer by which the oldest part of a forecast was measured; 0: before the first one."""
+        """Return the number of the answer that measured the oldest part of a forecast, or 0 for before the first answer."""
         return min((self._last.get(each, 0) for each in way.measured), default=self._count)
 
 
 class _BudgetPrice:
-    """What a prompt token of the side under the budget is worth: the gain that the last answers with the budget's share of tokens reach."""
+    """What a prompt token under the budget is worth: the gain per token above which the last answers spend just the budget's share."""
 
     def __init__(self) -> None:
-        self._answers: deque[tuple[float, float, int]] = deque(maxlen=_WINDOW)  # gain a token, tokens spent, prompt tokens
+        self._answers: deque[tuple[float, float, int]] = deque(maxlen=_WINDOW)  # gain per token, tokens spent, prompt tokens
 
     def next(self, gains: Sequence[tuple[float, float]], prompt_tokens: int, budget: float) -> float:
         """Take the next answer, and return the price of a token for it, 0 or more.
 
         Args:
-            gains: gain a token, and tokens, of each way that spends some.
+            gains: gain per token, and tokens, of each way that spends some.
             prompt_tokens: the prompt's length.
             budget: share of all prompt tokens, 0..1.
         """
@@ -281,9 +281,9 @@ class Reading(NamedTuple):
     """How an answer is read, and how long it is expected to be.
 
     Args:
-        tokens: of the answer.
+        tokens: length of the answer.
         reader_rate: tokens per second that the reader reads.
-        is_streamed: False: they get it whole.
+        is_streamed: False if they get it whole.
     """
 
     tokens: float
@@ -291,10 +291,10 @@ class Reading(NamedTuple):
     is_streamed: bool
 
     def late(self, rate: float | None) -> float:
-        """Return the seconds that the reader waits after the first token of an answer that comes at this rate.
+        """Return the seconds that the reader waits after the first token if an answer comes at this rate.
 
         Args:
-            rate: tokens per second; None: not known, and then they don't wait.
+            rate: tokens per second; None if not known, and then they don't wait.
         """
         if rate is None:
             return 0.0
@@ -306,9 +306,9 @@ class GateOutlook(NamedTuple):
 
     Args:
         sure: share of them that it lets through, 0..1.
-        tokens: that it holds for its score.
-        max_wait: seconds after which an answer is shown of which the device is unsure, because the server is late.
-        sure_score, unsure_score: how good the answers are that it lets through, and the others, 0..1; None: not known.
+        tokens: number of tokens that it holds for its score.
+        max_wait: seconds after which an answer is shown although the device is unsure of it, because the server is late.
+        sure_score, unsure_score: how good the answers are that it lets through, and the others, 0..1; None if not known.
     """
 
     sure: float
@@ -322,9 +322,9 @@ class RaceForecast(NamedTuple):
     """What is expected of one dispatch decision.
 
     Args:
-        first_word: seconds to the first token; None: not known.
+        first_word: seconds to the first token; None if not known.
         by_device: probability that the device writes the answer.
-        unsure: probability that it does though it is unsure of it.
+        unsure: probability that it does although it is unsure of it.
         device_starts, server_starts: probabilities that each side reads the prompt.
     """
 
@@ -345,16 +345,16 @@ def forecast_race(
     gate: GateOutlook | None = None,
     rate: float | None = None,
 ) -> RaceForecast | None:
-    """Return what is expected of a decision; None: who writes the answer isn't, because a side of two is not known.
+    """Return what is expected of a decision, or None if it isn't known who writes the answer, because one of two sides is unknown.
 
     Args:
         decision: when each side starts.
-        device: its speed; None: not known.
-        server: its time to first token; None: not known.
+        device: its speed; None if not known.
+        server: its time to first token; None if not known.
         prompt_tokens: the prompt's length.
-        queue: seconds until the device comes to this prompt.
-        gate: grades the beginning of a device that starts alone; None: there is no gate.
-        rate: tokens per second of the device, for those that are held; None: not known.
+        queue: seconds until the device gets to this prompt.
+        gate: grades the beginning of a device that starts alone; None if there is no gate.
+        rate: tokens per second of the device, for the tokens that are held; None if not known.
     """
     device_wait, server_wait = decision.device_wait, decision.server_wait
     if device_wait is None:
@@ -387,7 +387,7 @@ def _plain(
 
 
 def _gated(held: float, server: TTFTDistribution, gate: GateOutlook) -> tuple[float, float, float, float, float]:
-    """Return the same if a device that starts alone has its score after ``held`` seconds, and the server is asked then."""
+    """Like ``_plain``, for a device that starts alone, has its score after ``held`` seconds, and has the server asked only then."""
     unsure = 1.0 - gate.sure
     shown = unsure * server.survival_at(gate.max_wait)
     return held + unsure * float(server.mean_within(gate.max_wait)), gate.sure + shown, shown, 1.0, unsure
@@ -397,9 +397,9 @@ class SideTerms(NamedTuple):
     """What one side's work costs, and how good its answers are.
 
     Args:
-        rate: tokens per second; None: not known.
+        rate: tokens per second; None if not known.
         late: seconds that the reader waits after its first token.
-        quality: of its answers; None: not known.
+        quality: quality of its answers; None if not known.
         prompt: cost of reading the prompt.
         completion: cost of writing the whole answer.
     """
@@ -412,11 +412,11 @@ class SideTerms(NamedTuple):
 
 
 def least_score(weights: Weights, device: SideTerms, server: SideTerms, times: TTFTDistribution) -> float:
-    """Return the lowest score, 0..1, of a device's answer that is worth more than the server's in its place.
+    """Return the lowest score, 0..1, at which a device's answer is worth more than the server's would be.
 
     Args:
-        weights: what the caller says is worth how much; quality counts.
-        device, server: what their work costs; the server's quality is above 0. A device's answer has its score's share of that.
+        weights: what time, money and quality are worth; quality must count.
+        device, server: what their work costs; the server's quality is above 0. The score is a device answer's share of that quality.
         times: the server's time to first token.
     """
     assert weights.quality, "quality counts"
@@ -431,10 +431,10 @@ def race_way(name: str, forecast: RaceForecast | None, device: SideTerms, server
     """Return a way in which one or both sides write the answer alone.
 
     Args:
-        name: of the way.
-        forecast: of its decision; None: who writes the answer isn't known.
+        name: name of the way.
+        forecast: forecast of its decision; None if it isn't known who writes the answer.
         device, server: what their work costs.
-        gate: says how good the device's answers are that are shown; None: as all of them.
+        gate: says how good the device's shown answers are; None if they are as good as all its answers.
     """
     if forecast is None:
         ends = (device.quality, server.quality)
@@ -471,7 +471,7 @@ def _part(side: SideTerms, starts: float, share: float, kind: Literal["server", 
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
-    """Return the sum; None: a part isn't known."""
+    """Return the sum, or None if a part isn't known."""
     return None if any(each is None for each in values) else sum(each for each in values if each is not None)
 
 

@@ -1,10 +1,10 @@
-"""Window policies: the number gamma of tokens to draft in a round (DSD sections 3.4 and 4).
+"""Window policies, which choose the number gamma of tokens to draft in a round (DSD sections 3.4 and 4).
 
 A policy proposes the next window from the last rounds (``WindowState``). A window of 1 or less means fused mode: drafting doesn't pay, and
 the target generates alone (section 4.4). ``streamco.policies.mode_switch`` changes the mode and finds the way back.
 
 ``Static`` and ``Dynamic`` are the paper's baselines (section 5.2). ``Threshold`` is HAT's rule. ``Confident`` is not in a paper and has no
-fixed window: a draft goes on while its next token is worth the step. Proposals go through ``Stabiliser``, the paper's clamping and
+fixed window: a draft continues while its next token is worth the step. Proposals go through ``Stabiliser``, the paper's clamping and
 smoothing, so a learned policy needs only its prediction.
 """
 
@@ -42,24 +42,24 @@ SMOOTHING = 0.4  # section 4.4, alpha there
 
 
 class WindowState(Struct, frozen=True, kw_only=True):
-    """Inputs of a window policy: those of the paper's predictor (section 4.1) and, from ``draft_step`` on, further ones.
+    """The inputs of a window policy: first those of the paper's predictor (section 4.1), and from ``draft_step`` on additional ones.
 
     Args:
-        previous: window of the last round (gamma_prev), tokens, as ``Stabiliser`` gave it.
-        acceptance: share of recent draft tokens that were accepted, of those up to the first rejected one of each draft, 0..1
-            (alpha_recent); None: no round yet.
-        drafted_acceptance: the same of all draft tokens: those after a rejected one count as not accepted; None: no round yet.
+        previous: window of the last round (gamma_prev), tokens, as returned by ``Stabiliser``.
+        acceptance: share of recent draft tokens that were accepted, counted up to the first rejected one of each draft, 0..1
+            (alpha_recent); None if there was no round yet.
+        drafted_acceptance: the same for all draft tokens, where those after a rejected one count as not accepted; None if no round yet.
         queue_depth: recent utilisation of the verifier's queue, 0..1 (q_depth).
         rtt: recent round trip of the link, seconds (RTT_recent).
         tpot: recent time per token of the target, seconds (TPOT_recent).
-        draft_step: time of the draft model for a token, seconds; 0: not known.
-        wait: time from sending a draft to its verdict, seconds; 0: not known.
+        draft_step: time of the draft model for a token, seconds; 0 if not known.
+        wait: time from sending a draft to its verdict, seconds; 0 if not known.
         hit_rate: share of rounds after which a pre-drafted branch is adopted, 0..1.
         slowdown: time of a step on all branches together, in steps of the draft alone.
-        rate: tokens per second that drafting gives; 0: not known.
-        rounds: number of rounds that calibrated confidences, those of shadow drafts included; older ones count less.
+        rate: tokens per second that drafting gives; 0 if not known.
+        rounds: number of rounds that calibrated confidences, including shadow drafts; older ones count less.
         calibrated_acceptance: recent mean of the acceptance that draft tokens' confidences predict, 0..1.
-        row_costs: seconds that the verifier computes a round, by its rows: the draft's tokens and one. None: not known.
+        row_costs: seconds that the verifier takes to compute a round, by its rows (the draft's tokens and one). None if not known.
         fixed_wait: the part of ``wait`` that isn't in ``row_costs``, seconds: link and queue.
     """
 
@@ -94,20 +94,20 @@ class WindowPolicy(Protocol):
         ...
 
     def propose(self, state: WindowState) -> float:
-        """Return the window of the next round, tokens, not yet rounded; 1 or less: fused mode."""
+        """Return the window of the next round, tokens, not yet rounded; 1 or less means fused mode."""
         ...
 
 
 @runtime_checkable
 class DecidesFusedMode(Protocol):
-    """A window policy that decides on fused mode itself: if it proposes a window above 1, drafting pays.
+    """A window policy that decides on fused mode itself: a proposed window above 1 means that drafting pays.
 
     For the windows of any other policy, ``mode_switch.ModeSwitch`` decides by its speedup model.
     """
 
     @property
     def may_fuse(self) -> bool:
-        """True if it decides at present."""
+        """True if it currently decides."""
         ...
 
 
@@ -120,7 +120,7 @@ class EndsDraftsEarly(Protocol):
         ...
 
     def min_acceptance(self, state: WindowState, window: float) -> float:
-        """Return the probability of full acceptance, 0..1, below which a draft ends with its last token; 0: no draft ends early.
+        """Return the probability of full acceptance, 0..1, below which a draft ends with its last token; 0 if no draft ends early.
 
         ``window`` is the smoothed one, not rounded (``Stabiliser.smoothed``).
         """
@@ -133,20 +133,20 @@ class EndsAtDoubtfulToken(Protocol):
 
     @property
     def min_confidence(self) -> float:
-        """Confidence of a token, 0..1, below which it is the draft's last; 0: no draft ends early."""
+        """The confidence of a token, 0..1, below which it is the draft's last; 0 if no draft ends early."""
         ...
 
 
 def stair_surcharges(state: WindowState, max_window: int) -> list[float]:
-    """Return by which probability more a draft of 1, 2, ... tokens must be accepted whole to go on, because of the rows that it adds.
+    """Return how much likelier to be accepted whole a draft of 1, 2, ... tokens must be in order to continue, for the rows that it adds.
 
-    Further tokens cost the verifier rows, in which drafting gives rate x seconds tokens anyway, and add tokens with the probability that
-    the draft so far is accepted. To climb a stair of the costs may pay only for all of its rows, so the best number of them counts. Within
+    More tokens cost the verifier rows, in whose time drafting gives rate x seconds tokens anyway, and add tokens with the probability that
+    the draft so far is accepted. Climbing a stair of the costs may pay only for all of its rows, so the best number of them counts. Within
     a stair the surcharge is 0, and a draft fills it; where costs are flat it is 0 everywhere.
 
     Args:
         state: the last rounds; [] is returned if its costs or rate aren't known.
-        max_window: length of the longest draft, tokens. It never goes on, so it has no surcharge.
+        max_window: length of the longest draft, tokens. It never continues, so it has no surcharge.
     """
     costs = state.row_costs
     if costs is None or state.rate <= 0.0:
@@ -193,14 +193,14 @@ class Static(Struct, frozen=True, tag="static"):
 
 
 class Dynamic(Struct, frozen=True, tag="dynamic"):
-    """One token more while acceptance is high, one less while it is low (section 5.2).
+    """A window of one token more while acceptance is high, and one less while it is low (section 5.2).
 
-    The paper doesn't say of which tokens its acceptance rate is a share. Of all drafted ones, a share above 0.75 can only be kept by short
-    drafts, so the window settles. Of the verified ones, up to the first rejection, the share doesn't depend on the window: with good
-    models it is above 0.75 at any length, and the window grows to its bound.
+    The paper doesn't say of which tokens its acceptance rate is a share. If it is of all drafted ones, only short drafts can keep a share
+    above 0.75, so the window settles. If it is of the verified ones, up to the first rejection, the share doesn't depend on the window:
+    with good models it is above 0.75 at any length, and the window grows to its bound.
 
     Args:
-        acceptance_of: tokens that the acceptance is a share of: all that were drafted, or those up to the first rejected one.
+        acceptance_of: the tokens of which the acceptance is a share: all that were drafted, or those up to the first rejected one.
         first: window of the first round, tokens.
         min_window, max_window: bounds of the window, tokens; with ``min_window`` 2 it never proposes fused mode.
         raise_above: acceptance above which the window grows, 0..1.
@@ -238,13 +238,13 @@ class Dynamic(Struct, frozen=True, tag="dynamic"):
 
 
 class Threshold(Struct, frozen=True, tag="threshold"):
-    """A draft ends with its first token that has a probability below a threshold (HAT section 3.4, equation 5).
+    """Ends a draft after its first token whose probability is below a threshold; that token stays in (HAT section 3.4, equation 5).
 
     The equation prints a maximum over the length n; the token's own probability is meant.
 
     Args:
-        min_confidence: the threshold (eta), 0..1; the paper has 0.6.
-        max_window: maximum window, tokens; the paper has none.
+        min_confidence: the threshold (eta), 0..1; 0.6 in the paper.
+        max_window: maximum window, tokens; not in the paper.
     """
 
     min_confidence: float = 0.6
@@ -272,16 +272,16 @@ class Threshold(Struct, frozen=True, tag="threshold"):
 
 
 class Confident(Struct, frozen=True, tag="confident"):
-    """A draft goes on while it is likely enough to be accepted whole; not in a paper.
+    """Continues a draft while it is likely enough to be accepted whole; not in a paper.
 
     One more token costs a draft step, in which drafting gives rate x step tokens anyway. It adds a token with the probability that the
-    whole draft is accepted, this token included. A longer draft also has more possible verdicts, of which branches cover a smaller share.
+    whole draft is accepted, including this token. A longer draft also has more possible verdicts, of which branches cover a smaller share.
     Therefore the token must be ``worth`` more than one step. The exact value matters little around the default.
 
     Args:
         first: window of the first round, and while the times aren't known, tokens.
         max_window: maximum window, tokens.
-        worth: steps that a token must be worth, above 0.
+        worth: number of steps that a token must be worth, above 0.
         surest: upper limit of the required probability, 0..1, so that the first tokens are always drafted.
     """
 
@@ -310,12 +310,12 @@ class Confident(Struct, frozen=True, tag="confident"):
         return window
 
     def min_acceptance(self, state: WindowState, window: float) -> float:
-        """Return the tokens that drafting gives in ``worth`` steps, as a probability of one more token."""
+        """Return the tokens that drafting gives in ``worth`` steps, which is the least probability of one more token."""
         return min(self.surest, self.worth * state.rate * state.draft_step)
 
 
 class Stabiliser:
-    """Clamps, smooths and rounds proposals (section 4.4, techniques 1 and 2). One for each pair of models.
+    """Clamps, smooths and rounds proposals (section 4.4, techniques 1 and 2). Each pair of models has one.
 
     With ``smoothing`` 1, the whole numbers of ``Static`` and ``Dynamic`` pass unchanged.
 
@@ -324,10 +324,10 @@ class Stabiliser:
         min_window, max_window: bounds of the window, tokens.
 
     Attributes:
-        smoothed: mean of the clamped proposals, before rounding, tokens; None: no proposal yet.
+        smoothed: mean of the clamped proposals, before rounding, tokens; None if there is no proposal yet.
 
     Raises:
-        ConfigError: a smoothing or bounds out of range.
+        ConfigError: the smoothing or the bounds are out of range.
     """
 
     def __init__(self, smoothing: float = SMOOTHING, *, min_window: int = MIN_WINDOW, max_window: int = MAX_WINDOW) -> None:

@@ -1,4 +1,4 @@
-"""The times of a prompt's chunks in a device, on the link and in the stages of a split server, each of which takes one after the other."""
+"""The times of a prompt's chunks on the device, on the link and in a split server's stages, each of which handles one chunk at a time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from streamco.profiles.row_costs import RowCosts
 
 __all__ = ["ChunkTimes", "TimedBatch", "TimedChunk", "check_rates"]
 
-_SAME = 1e-9  # seconds between times that count as one
+_SAME = 1e-9  # seconds; times closer together than this count as the same
 
 
 class TimedChunk(NamedTuple):
-    """A chunk of a prompt: its rows, when the device may begin it at the latest, and when the link has sent it, in seconds."""
+    """A chunk of a prompt: its rows, the latest time for the device to begin it, and the time when the link has sent it, in seconds."""
 
     rows: int
     begins: float
@@ -26,22 +26,22 @@ class TimedChunk(NamedTuple):
 
 
 class TimedBatch(NamedTuple):
-    """A batch of the server: its rows of the prompt, and when they are computed and have come back, in seconds."""
+    """A batch of the server: its rows of the prompt, and the time when they have been computed and have come back, in seconds."""
 
     rows: int
     returns: float
 
 
 class ChunkTimes(Struct, frozen=True, kw_only=True):
-    """The times of rows in device, link and server, without the round trip.
+    """The times that rows take on the device, the link and the server, without the round trip.
 
     Args:
-        input_seconds: from a chunk's rows to the seconds of the device's own layers.
-        upload_seconds, download_seconds: of a row.
-        batch_seconds: of a batch over all stages, by its rows of this prompt.
-        stages: the server's pipeline stages.
-        room: most rows of a batch.
-        is_merged: True if the server computes all chunks that have come in one batch; False: one after the other.
+        input_seconds: function from a chunk's rows to the seconds that the device's layers take for it.
+        upload_seconds, download_seconds: seconds per row.
+        batch_seconds: function from a batch's rows of this prompt to the seconds that it takes over all stages.
+        stages: number of the server's pipeline stages.
+        room: largest number of rows of this prompt in a batch.
+        is_merged: True if the server computes all chunks that have arrived in one batch, False if one after the other.
     """
 
     input_seconds: Callable[[int], float]
@@ -66,18 +66,18 @@ class ChunkTimes(Struct, frozen=True, kw_only=True):
         input_costs: RowCosts | None = None,
         download_rate: float = inf,
     ) -> Self:
-        """Return the times of rows that cost so much.
+        """Return the times that follow from these costs and rates.
 
         Args:
             costs: seconds that the server computes, by rows.
-            row_bytes: bytes of a state on the wire.
+            row_bytes: bytes of a row's state on the wire.
             upload_rate: bytes per second from the device to the server.
-            load_rows: rows of the batches that the server computes anyway.
-            stages: the server's pipeline stages, at least 1.
-            room: most rows of a batch, those of the load included; None: any number.
-            is_merged: True if the server computes all chunks that have come in one batch; False: one after the other.
-            input_costs: seconds of the device's own layers, by rows, which it computes chunk after chunk; None: they take no time.
-            download_rate: bytes per second of the states that come back; inf: one row comes back, which takes no time.
+            load_rows: other requests' rows, which are in each of the server's batches anyway.
+            stages: number of the server's pipeline stages, at least 1.
+            room: largest number of rows in a batch, including the other requests' rows, or None for no limit.
+            is_merged: True if the server computes all chunks that have arrived in one batch, False if one after the other.
+            input_costs: seconds that the device's layers take for a chunk, by rows, or None if they take no time.
+            download_rate: bytes per second of the states that come back; inf if only one row comes back, which takes no time.
 
         Raises:
             ValueError: an argument is out of range.
@@ -96,12 +96,12 @@ class ChunkTimes(Struct, frozen=True, kw_only=True):
         )
 
     def chunks(self, prompt: int, size: int, computed: int = 0) -> list[TimedChunk]:
-        """Return the chunks of a prompt. The device computes one while it sends those before it.
+        """Return the chunks of a prompt. The device computes each one while it sends the ones before it.
 
         Args:
             prompt: rows of the prompt, at least 1.
             size: rows of a chunk, at least 1.
-            computed: number of first rows that the device has computed already.
+            computed: number of rows at the beginning that the device has computed already.
         """
         rows = [min(size, prompt - start) for start in range(0, prompt, size)]
         missing = [min(each, max(0, index * size + each - computed)) for index, each in enumerate(rows)]
@@ -118,7 +118,7 @@ class ChunkTimes(Struct, frozen=True, kw_only=True):
         return [*map(TimedChunk, rows, begins, arrives)]
 
     def batches(self, chunks: Sequence[TimedChunk]) -> list[TimedBatch]:
-        """Return the batches in which the server computes these chunks, all but the last one of the same size."""
+        """Return the batches in which the server computes these chunks. All chunks but the last one must have the same size."""
         size, prompt, free = chunks[0].rows, sum(chunk.rows for chunk in chunks), [0.0] * self.stages
         read = come = 0  # rows, chunks
         returns, found = 0.0, []
@@ -137,11 +137,11 @@ class ChunkTimes(Struct, frozen=True, kw_only=True):
         return found
 
     def most_unanswered(self, chunks: Sequence[TimedChunk], late: float) -> int:
-        """Return how many chunks are begun and not answered at most, if neither device nor link waits for an answer.
+        """Return the largest number of chunks that are begun but not answered at one time, if neither device nor link waits for an answer.
 
         Args:
             chunks: the chunks.
-            late: seconds from the end of a batch until the device has its answer, besides the download.
+            late: seconds from the end of a batch until the device has its answer, in addition to the download.
         """
         batches = iter(self.batches(chunks))
         batch, read = next(batches), 0
@@ -156,10 +156,10 @@ class ChunkTimes(Struct, frozen=True, kw_only=True):
 
 
 def check_rates(stages: int, row_bytes: float, upload_rate: float) -> None:
-    """Check what all plans of chunks are made of.
+    """Check the figures that every plan of chunks needs.
 
     Raises:
-        ValueError: one is out of range.
+        ValueError: a figure is out of range.
     """
     if stages < 1 or not row_bytes > 0 or not upload_rate > 0:
         got = f"{stages}, {row_bytes} bytes a row and {upload_rate} bytes/s"

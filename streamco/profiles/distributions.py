@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
 __all__ = ["LengthDistribution", "RemainingLength", "TTFTDistribution"]
 
-_TIE = 1e-12  # probabilities closer than this are equal, because sums of a million 1/n differ by less
+_TIE = 1e-12  # probabilities closer than this are equal; rounding errors in sums of a million 1/n are smaller
 
-_MANY = 4096  # samples; with more of them, selecting two quantiles is faster than sorting
+_MANY = 4096  # samples; from this number on, selecting two quantiles is faster than sorting
 
-_RADIX_SHIFT = 48  # bits of a double: the exponent and 4 bits of the fraction stay, 16 buckets an octave
+_RADIX_SHIFT = 48  # bits to drop from a double; the exponent and 4 bits of the fraction remain, so each octave has 16 buckets
 
 
 class TTFTDistribution:
-    """A distribution of time to first token: a step function that falls at ``times``.
+    """A distribution of the time to first token: a step function that falls at ``times``.
 
-    Samples, a product-limit curve and published quantiles all take this form. If the curve ends above zero, that share of requests is
-    never answered, and their time is infinite.
+    Samples, a product-limit curve and published quantiles can all be put in this form. If the curve ends above zero, that share of requests
+    is never answered, and their time is infinite.
 
     Args:
         times: seconds, ascending, at least one.
-        survival: for each time, the probability that the first token comes later; not ascending, within 0..1.
+        survival: for each time, the probability that the first token comes later; non-increasing, within 0..1.
 
     Raises:
-        ConfigError: the values are no such curve.
+        ConfigError: the values aren't such a curve.
     """
 
     __slots__ = ("_area", "_radix", "_samples", "_steps", "_survival", "_times", "_upto")
@@ -61,10 +61,10 @@ class TTFTDistribution:
         """Return the distribution that gives each sample (seconds) the same probability.
 
         Raises:
-            ConfigError: no samples, or one that is negative or not finite.
+            ConfigError: there are no samples, or one is negative or not finite.
         """
         values = np.asarray(samples, dtype=np.float64) + 0.0  # a copy, and -0.0 becomes 0.0
-        if values.ndim != 1 or not values.size or not (values.min() >= 0 and math.isfinite(values.max())):  # nan is both
+        if values.ndim != 1 or not values.size or not (values.min() >= 0 and math.isfinite(values.max())):  # with a nan, both are nan
             raise ConfigError(f"time to first token: expected one or more finite samples >= 0 s, got {_shown(values)}")
         made = cls.__new__(cls)
         made._samples = values
@@ -80,7 +80,7 @@ class TTFTDistribution:
 
     @property
     def survival(self) -> Floats:
-        """Probability of a later first token for each of ``times``."""
+        """For each of ``times``, the probability that the first token comes later."""
         self._sort()
         return self._survival
 
@@ -101,7 +101,7 @@ class TTFTDistribution:
         return 1.0 - self.survival_at(time)
 
     def quantile(self, share: float) -> float:
-        """Return the time (seconds) within which ``share`` of the requests have their first token; a share of 0: 0; never: inf."""
+        """Return the time (seconds) within which ``share`` of the requests get their first token: 0 for a share of 0, inf if never."""
         if share <= _TIE:
             return 0.0
         if self._samples is not None and self._samples.size >= _MANY and share <= 1.0:
@@ -110,7 +110,7 @@ class TTFTDistribution:
         return float(self.times[index]) if index < self.times.size else math.inf
 
     def _select(self, samples: Floats, rank: int) -> float:
-        """Return the sample of this rank, found by radix, because floats above zero are ordered like their bits."""
+        """Return the sample of this rank. It is found by radix, because positive floats are ordered like their bits."""
         if self._radix is None:
             buckets = samples.view(np.int64) >> _RADIX_SHIFT
             self._radix = buckets, np.cumsum(np.bincount(buckets))
@@ -132,19 +132,19 @@ class TTFTDistribution:
             self._steps = np.concatenate(([1.0], self.survival))
             self._area = np.concatenate(([0.0], np.cumsum(np.diff(self._upto) * self._steps[:-1])))
         limits = np.maximum(np.asarray(limit, dtype=np.float64), 0.0)
-        if self._steps[-1] <= 0:  # nothing beyond the last step, and no infinity times zero
+        if self._steps[-1] <= 0:  # there is no area beyond the last step; avoids infinity times zero
             limits = np.minimum(limits, self._upto[-1])
         index = np.searchsorted(self._upto, limits, "right") - 1
         area: Floats = self._area[index] + self._steps[index] * (limits - self._upto[index])
         return area
 
     def compress(self, points: int = 256) -> TTFTDistribution:
-        """Return about the same curve with at most ``points`` steps: neighbours are merged at their mean time, which keeps the mean."""
+        """Return an approximation with at most ``points`` steps: neighbours are merged at their mean time, which keeps the mean."""
         if self.times.size <= points:
             return self
         ends = np.unique(np.linspace(0, self.times.size, points + 1).round().astype(np.int64))[1:]
         starts = np.concatenate(([0], ends[:-1]))
-        mass = -np.diff(np.concatenate(([1.0], self.survival))) + 1e-300  # a step of no height still has a time
+        mass = -np.diff(np.concatenate(([1.0], self.survival))) + 1e-300  # a step of height 0 still has a time
         times = np.add.reduceat(mass * self.times, starts) / np.add.reduceat(mass, starts)
         return TTFTDistribution(np.maximum.accumulate(times), self.survival[ends - 1])
 
@@ -167,7 +167,7 @@ class LengthDistribution:
         counts: number of prompts of each length, or any other weight; above zero.
 
     Raises:
-        ConfigError: the values are no such table.
+        ConfigError: the values aren't such a table.
     """
 
     __slots__ = ("counts", "lengths")
@@ -185,7 +185,7 @@ class LengthDistribution:
         """Return the distribution of sampled prompt lengths (tokens).
 
         Raises:
-            ConfigError: no samples, or one below 1.
+            ConfigError: there are no samples, or one is below 1.
         """
         values = np.asarray(samples, dtype=np.int64)
         if values.ndim != 1 or not values.size or int(values.min()) < 1:
@@ -219,7 +219,7 @@ class LengthDistribution:
         return float((self.counts * self.lengths).sum() / self.counts.sum())
 
     def group(self, groups: int) -> LengthDistribution:
-        """Return about the same distribution with at most ``groups`` lengths: neighbours are replaced by the longest of them."""
+        """Return an approximation with at most ``groups`` lengths: neighbours are replaced with the longest of them."""
         if self.lengths.size <= groups:
             return self
         ends = np.unique(np.linspace(0, self.lengths.size, groups + 1).round().astype(np.int64))
@@ -237,17 +237,17 @@ class LengthDistribution:
 
 
 class RemainingLength(Struct, frozen=True, dict=True):
-    """A survival curve of answer lengths, which gives the expected number of tokens that an answer still has.
+    """A survival curve of answer lengths, which gives the expected number of tokens that an answer still has to come.
 
-    Beyond the last step the curve continues as a Pareto tail of index 2, also if it ends at zero. An answer that is longer than all others
+    Beyond the last step the curve continues as a Pareto tail of index 2, even if it ends at zero. An answer that is longer than all others
     is expected to become twice as long, so the expectation is always finite.
 
     Args:
         lengths: lengths at which the curve falls: tokens, ascending, without repetition, at least one.
-        survival: for each length, the probability that an answer is longer; not ascending, within 0..1, zero only at the end.
+        survival: for each length, the probability that an answer is longer; non-increasing, within 0..1, zero only at the end.
 
     Raises:
-        ConfigError: the values are no such curve.
+        ConfigError: the values aren't such a curve.
     """
 
     lengths: tuple[int, ...]
@@ -267,7 +267,7 @@ class RemainingLength(Struct, frozen=True, dict=True):
 
         Args:
             position: tokens of the answer so far.
-            limit: limit of the answer's length (``max_tokens``): E[min(L, limit) - position | L > position].
+            limit: limit of the answer's length (``max_tokens``); the result is then E[min(L, limit) - position | L > position].
         """
         if limit is not None and limit <= position:
             return 0.0
@@ -278,7 +278,7 @@ class RemainingLength(Struct, frozen=True, dict=True):
         return max(0.0, left / (self.survival[at - 1] if at else 1.0))
 
     def compress(self, points: int = 256) -> RemainingLength:
-        """Return about the same curve with at most ``points`` steps: between them it is replaced by its mean, which keeps the mean."""
+        """Return an approximation with at most ``points`` steps: between them the curve is replaced by its average, so the mean stays."""
         if len(self.lengths) <= points:
             return self
         kept = np.unique(np.linspace(0, len(self.lengths) - 1, points).round().astype(np.int64))
@@ -288,7 +288,7 @@ class RemainingLength(Struct, frozen=True, dict=True):
 
     @cached_property
     def _areas(self) -> tuple[float, ...]:
-        """Areas below the curve from each of ``lengths`` on."""
+        """The area below the curve from each of ``lengths`` on."""
         steps = map(operator.mul, map(operator.sub, self.lengths[1:], self.lengths), self.survival)
         tail = self.survival[-1] * self.lengths[-1]
         return tuple(accumulate((*steps, tail)[::-1]))[::-1]

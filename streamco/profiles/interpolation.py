@@ -1,4 +1,4 @@
-"""Measured curves between their points."""
+"""Interpolation of measured curves."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["interpolate"]
 
 
 def interpolate(points: Sequence[tuple[int, float]], count: float) -> float:
-    """Interpolate linearly between the points; before them the first value holds, after them the last slope.
+    """Interpolate linearly between the points. Before them the first value applies; after them the curve continues with the last slope.
 
     Args:
-        points: (count, value) with ascending counts, at least one; a single value holds everywhere.
-        count: where the curve is read.
+        points: (count, value) with ascending counts, at least one; a single value applies everywhere.
+        count: where to read the curve.
     """
     index = bisect_left(points, count, key=lambda point: point[0])
     if index < len(points) and points[index][0] == count:

@@ -12,22 +12,22 @@ __all__ = ["PairProfile"]
 
 
 class PairProfile(Struct, frozen=True, kw_only=True):
-    """The measured figures of a draft and a target model by ``streamco calibrate --pair`` (Synera section 5). Times in
-    seconds; None: not known.
+    """The figures of a draft and a target model as measured by ``streamco calibrate --pair`` (Synera section 5). Times are in seconds;
+    None if a figure isn't known.
 
     Args:
         draft, target: names of the models.
-        window: number of tokens of each verified draft (gamma).
+        window: number of tokens in each verified draft (gamma).
         rounds: number of verified drafts.
-        acceptance: probability that a draft token is accepted (alpha), by E = (1 - alpha^(gamma + 1)) / (1 - alpha).
+        acceptance: probability that a draft token is accepted (alpha), from E = (1 - alpha^(gamma + 1)) / (1 - alpha).
         hit_rate: share of rounds for which a pre-drafted branch would have matched the verdict, with the times below.
         mean_confidence: mean confidence of draft tokens.
         confidence_threshold: mean confidence of chunks that were accepted whole (c_th).
-        importance_thresholds: pairs (budget, i_th): this share of the chunks is more important than i_th.
-        chunks: (confidence, importance) of each chunk, for the first plan under a budget.
+        importance_thresholds: pairs (budget, i_th); a share ``budget`` of the chunks is more important than i_th.
+        chunks: (confidence, importance) of each chunk, for the first plan with a budget.
         rtt: round-trip time of the link.
         wait: time from sending a draft to its verdict.
-        step_times: the draft model's time for one token on each of 1, 2, ... sequences in one batch.
+        step_times: the draft model's time to decode one token for each of 1, 2, ... sequences in one batch.
         verify_times: pairs (drafted tokens, time of the verifier's batch).
         remote_step: time between two tokens of the target model when it generates alone.
         note: remarks for a reader of the figures.

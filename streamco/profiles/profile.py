@@ -1,6 +1,6 @@
-"""Measured behaviour as data: the server's first tokens, the device's speed, lengths of prompts and answers, and costs.
+"""Measured behaviour as data: the server's time to first token, the device's speed, lengths of prompts and answers, and costs.
 
-Policies are planned from the distributions. A ``Profile`` holds them together and is stored as JSON; its callers read and write the file.
+Policies make their plans from these distributions. A ``Profile`` groups them and is stored as JSON; its callers read and write the file.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class DeviceSpeed(Struct, frozen=True, kw_only=True):
     Args:
         seconds_per_token: prefill time of a token (k).
         overhead: seconds that don't depend on length (c).
-        decode_tokens_per_s: decode rate; None: not known.
-        jitter: ratios of measured to predicted time, equally likely; (1.0,): always on the line.
+        decode_tokens_per_s: decode rate, or None if it isn't known.
+        jitter: equally likely ratios of measured to predicted time; (1.0,) for times that are always on the line.
     """
 
     seconds_per_token: float
@@ -49,17 +49,17 @@ class DeviceSpeed(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_rates(cls, prefill_tokens_per_s: float, decode_tokens_per_s: float | None = None, *, overhead: float = 0.0) -> DeviceSpeed:
-        """Return the speed for the two rates that benchmarks print (tokens per second); ``overhead`` in seconds.
+        """Return the speed for the two rates that benchmarks print (tokens per second); ``overhead`` is in seconds.
 
         Raises:
-            ConfigError: a rate that is not above zero.
+            ConfigError: a rate isn't above zero.
         """
         if not (_is_number(prefill_tokens_per_s) and prefill_tokens_per_s > 0):
             raise ConfigError(f"device speed: expected prefill tokens per second > 0, got {prefill_tokens_per_s!r}")
         return cls(seconds_per_token=1.0 / prefill_tokens_per_s, overhead=overhead, decode_tokens_per_s=decode_tokens_per_s)
 
     def ttft(self, tokens: int) -> float:
-        """Return the seconds to the first token of a prompt of ``tokens``, on the line."""
+        """Return the seconds to the first token of a prompt of ``tokens``, without jitter."""
         return self.seconds_per_token * tokens + self.overhead
 
 
@@ -67,7 +67,7 @@ class Link(Struct, frozen=True, kw_only=True):
     """The network link between device and server."""
 
     rtt: float  # seconds
-    bytes_per_s: float | None = None  # from device to server; None: not known
+    bytes_per_s: float | None = None  # from device to server, or None if not known
 
 
 class Prices(Struct, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ class Prices(Struct, frozen=True, kw_only=True):
 
     prompt: float
     completion: float
-    cached_prompt: float | None = None  # None: as ``prompt``
+    cached_prompt: float | None = None  # None for the same as ``prompt``
 
     def __post_init__(self) -> None:
         for field in ("prompt", "completion", "cached_prompt"):
@@ -85,7 +85,7 @@ class Prices(Struct, frozen=True, kw_only=True):
 
 
 class ModelShape(Struct, frozen=True, kw_only=True):
-    """The dimensions of a transformer that its FLOPs follow from (DiSCo Appendix E.2)."""
+    """The dimensions of a transformer that determine its FLOPs (DiSCo Appendix E.2)."""
 
     layers: int
     width: int  # d_model
@@ -100,10 +100,10 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
 
 class Profile(Struct, frozen=True, kw_only=True):
-    """The figures of one user's device, server and prompts; None: not known.
+    """The figures of one user's device, server and prompts; None for those that aren't known.
 
     Args:
-        name: name of what it describes.
+        name: name of the setup that it describes.
         server_ttft: time to first token of the server.
         server_tokens_per_s: decode rate of the server.
         device: speed of the device.
@@ -113,8 +113,8 @@ class Profile(Struct, frozen=True, kw_only=True):
         shape: dimensions of the device's model.
         link: network link between the two.
         pair: figures of the device's model as a draft model for the server's.
-        quality: measured quality by endpoint name, 0 or more, all on one scale; empty: not known.
-        ratings: what was learned from of the answers that somebody has rated, oldest first: figures, no texts.
+        quality: measured quality by endpoint name, 0 or more, all on one scale; empty if it isn't known.
+        ratings: figures of the answers that somebody has rated, without texts, oldest first.
         note: remarks for a reader of the figures.
         version: version of this format.
     """
@@ -141,8 +141,7 @@ class Profile(Struct, frozen=True, kw_only=True):
         """Return the profile as indented UTF-8 JSON; ``from_json`` returns an equal profile.
 
         Args:
-            former: JSON of the profile that it replaces. Fields that only a later version of the package knows are taken over from it. None
-                or no profile: there are none.
+            former: JSON of the profile that it replaces, if any. Fields in it that only a later version of the package knows are kept.
         """
         plain = msgspec.to_builtins(self, enc_hook=_to_plain)
         return msgspec.json.format(msgspec.json.encode(plain | _unknown_fields(former)), indent=1) + b"\n"
@@ -153,10 +152,10 @@ class Profile(Struct, frozen=True, kw_only=True):
 
         Args:
             data: JSON text.
-            where: name of the data for error texts, such as the file's name.
+            where: name of the data for error messages, such as the file's name.
 
         Raises:
-            ConfigError: not JSON, not a profile, or a version this release doesn't know.
+            ConfigError: the data isn't JSON or isn't a profile, or has a version that this release doesn't know.
         """
         try:
             version = msgspec.json.decode(data, type=_Versioned).version
@@ -172,7 +171,7 @@ class _Versioned(Struct):
 
 
 def _unknown_fields(data: bytes | None) -> dict[str, Any]:
-    """Return the fields of a profile in JSON that this version of the package doesn't know; {}: it is none."""
+    """Return the fields of a profile in JSON that this version of the package doesn't know, or {} if the data isn't a profile."""
     try:
         fields = {} if data is None else msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -210,15 +209,15 @@ def _from_plain(kind: Any, value: Any) -> Any:
             table = msgspec.convert(value, _Counts)
             return LengthDistribution(table.lengths, table.counts)
     except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from error  # the decoder adds the place to any error except its own
+        raise ValueError(str(error)) from error  # the decoder adds the place in the data to any error but its own kind
     raise NotImplementedError(f"expected part of a profile, got {kind}")
 
 
 def check_quality(quality: Mapping[str, float], *, where: str) -> None:
-    """Refuse qualities that are no finite numbers of 0 or more.
+    """Refuse qualities that aren't finite numbers of 0 or more.
 
     Raises:
-        ConfigError: a value is none.
+        ConfigError: a value isn't such a number.
     """
     for name, value in quality.items():
         if not _is_number(value):
@@ -226,5 +225,5 @@ def check_quality(quality: Mapping[str, float], *, where: str) -> None:
 
 
 def _is_number(value: object) -> bool:
-    """Return True for a finite number that is not below zero."""
+    """Return True for a finite number of 0 or more."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0

@@ -1,4 +1,4 @@
-"""What is kept of an answer that somebody has rated."""
+"""The figures that are kept of an answer that somebody has rated."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _Count = Annotated[int, Meta(ge=0)]
 
 
 class RatedAnswer(Struct, frozen=True, kw_only=True):
-    """What a learned score keeps of an answer that was rated: a few numbers, no text and no ids of tokens.
+    """What a learned score keeps of a rated answer: a few numbers, but no text and no token ids.
 
     Args:
         mean: geometric mean of the tokens' probabilities.
-        tenth, median: quantiles of the tokens' probabilities; a tenth and a half of the tokens were less likely.
-        tokens: number of the probabilities.
-        is_complete: True if the answer had ended with them.
+        tenth, median: the 0.1 and 0.5 quantiles of the tokens' probabilities.
+        tokens: number of tokens that these figures come from.
+        is_complete: True if the answer ended with these tokens.
         prompt_tokens: length of the prompt.
-        task: the caller's name for the kind of task; None: none given.
+        task: the caller's name for the kind of task, if given.
         good: True if the answer was good.
     """
 

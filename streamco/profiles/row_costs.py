@@ -1,8 +1,8 @@
-"""Row costs: what a batch costs by its number of rows, the price list that windows, chunks and batches are planned with.
+"""Row costs: how long a batch takes by its number of rows, from which windows, chunks and batches are planned.
 
-On a GPU a few rows more cost almost nothing (docs/hardware.md). On a CPU the costs are a staircase: kernels work in tiles of several rows,
-so four rows may cost less than three. A batch is then padded up to the next cheaper size (``padded``), and its rows beyond what was asked
-for are free.
+On a GPU a few more rows cost almost nothing (docs/hardware.md). On a CPU the costs are a staircase: kernels work in tiles of several rows,
+so four rows may cost less than three. A batch is then padded up to the next cheaper size (``padded_size``), and the additional rows are
+free.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from streamco.profiles.interpolation import interpolate
 __all__ = ["PADDING_GAIN", "RowCosts", "padded_costs", "padded_size", "split_costs", "useful_sizes"]
 
 PADDING_GAIN = 0.95
-"""Share of its own costs that a batch may cost at most, padded, so that padding is worth it in spite of errors of measurement."""
+"""Pad a batch only if the padded batch costs at most this share of the original, so that padding pays despite measurement errors."""
 
 
 class RowCosts:
-    """Seconds that a server computes a batch, by its number of rows; between measured sizes on a straight line (g in equation 2).
+    """The seconds that a server takes to compute a batch, by its rows, interpolated between measured sizes (g in equation 2).
 
     Args:
-        measured: seconds by rows, at least one size of at least 1 row. A batch that is measured as cheaper than a smaller one counts as
-            the smaller one.
+        measured: seconds by rows, at least one size of at least 1 row. A batch that was measured as cheaper than a smaller one is counted
+            at the cost of the smaller one.
 
     Raises:
-        ValueError: no size, a size below 1 or a time that isn't above 0.
+        ValueError: there is no size, a size is below 1, or a time isn't above 0.
     """
 
     def __init__(self, measured: Mapping[int, float]) -> None:
@@ -37,7 +37,7 @@ class RowCosts:
         self._points = list(zip(self.rows, accumulate((measured[rows] for rows in self.rows), max), strict=True))
 
     def seconds(self, rows: float) -> float:
-        """Return the seconds of a batch; below the smallest size that one's, above the largest on the last line. 0 rows take no time."""
+        """Return the seconds of a batch: at least the smallest size's, or 0 for 0 rows. Beyond the largest size, the last slope applies."""
         if rows <= 0:
             return 0.0
         if len(self._points) == 1:
@@ -49,7 +49,7 @@ class RowCosts:
         return RowCosts({rows: factor * seconds for rows, seconds in self._points})
 
     def row_seconds(self, rows: int) -> float:
-        """Return the seconds of one row in a batch of so many."""
+        """Return the seconds per row in a batch of this many rows."""
         return self.seconds(rows) / rows
 
 
@@ -57,7 +57,7 @@ def padded_size(measured: Mapping[int, float], rows: int) -> int:
     """Return the number of rows that a batch of ``rows`` should have: more if a larger measured size is cheaper, else ``rows``.
 
     Args:
-        measured: seconds by rows, as measured; a smaller batch may cost more. Sizes between are on straight lines.
+        measured: seconds by rows, as measured; a smaller batch may cost more. Sizes in between are interpolated.
         rows: rows that are needed, at least 1.
     """
     points = sorted(measured.items())
@@ -69,13 +69,13 @@ def padded_size(measured: Mapping[int, float], rows: int) -> int:
 
 
 def padded_costs(measured: Mapping[int, float]) -> dict[int, float]:
-    """Return the seconds by rows, from 1 to the largest measured size, if batches are padded."""
+    """Return the seconds of padded batches by rows, from 1 to the largest measured size."""
     points = sorted(measured.items())
     return {rows: interpolate(points, padded_size(measured, rows)) for rows in range(1, points[-1][0] + 1)} if points else {}
 
 
 def split_costs(measured: Mapping[int, float], largest: int) -> dict[int, float]:
-    """Return the seconds by rows if rows are computed in batches of at most ``largest`` and no row is alone in one (exact mode).
+    """Return the seconds by rows if rows are computed in batches of 2 to ``largest`` rows, as in exact mode.
 
     Args:
         measured: seconds by rows, as measured, at least one size.
@@ -92,7 +92,7 @@ def split_costs(measured: Mapping[int, float], largest: int) -> dict[int, float]
 
 
 def useful_sizes(costs: Mapping[int, float], *, largest: int = 16) -> list[int]:
-    """Return the sizes at which a row is cheapest among their neighbours, ascending: the ends of the stairs; [] if there are no stairs.
+    """Return the sizes whose cost per row is lower than their neighbours', ascending: the ends of the stairs, or [] if there are none.
 
     Args:
         costs: seconds by rows, for each size from 1 on.

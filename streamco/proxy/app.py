@@ -51,11 +51,11 @@ __all__ = ["PROXY", "Proxy", "make_app", "serving"]
 
 
 READER_HEADER = "x-streamco-reader"
-"""The header by which the page says that a person reads what it asks for."""
+"""The header by which the page says that a person will read the answer."""
 
 
 def for_a_person(client: Client) -> Client:
-    """Return the client for an answer that a person reads as it comes: evenly, and with a note in place of an error if one side refuses."""
+    """Return the client for answers that a person reads as they come: paced evenly, and a note instead of an error if a side refuses."""
     rule, pace = client.on_degraded, client.pace
     return client.with_options(on_degraded="answer" if rule == "warn" else rule, pace="smooth" if pace is None else pace)
 
@@ -66,8 +66,8 @@ class Proxy:
     Args:
         client: makes the answers; the caller closes it.
         options: limits, key, names.
-        access: what each caller may do; None: there is one key or none, and whatever has it may do everything.
-        extras: what the page has beyond a chat; None: nothing.
+        access: what each caller may do, or None if there is at most one key, with which everything is allowed.
+        extras: additions to the page's chat, if any.
     """
 
     def __init__(self, client: Client, options: ProxyOptions, access: CallerAccess | None = None, extras: PageExtras | None = None) -> None:
@@ -86,20 +86,20 @@ class Proxy:
 
     @property
     def active(self) -> int:
-        """Number of answers under way."""
+        """Number of answers in progress."""
         return len(self._answers)
 
     async def stop(self, _app: web.Application | None = None) -> None:
-        """Admit no request, and end each answer with an error that its reader can distinguish from an end."""
+        """Stop admitting requests, and end each answer with an error that its reader can distinguish from a normal end."""
         self.admission.close()
         await asyncio.gather(*(answer.aclose() for answer in list(self._answers)))
 
     async def health(self, _request: web.Request) -> web.Response:
-        """Answer ``GET /health``: whether the device's engine answers, if one is loaded (else 503), and how many requests there are.
+        """Answer ``GET /health``: whether the device's engine responds, if one is loaded (503 if not), and how many requests there are.
 
-        ``status`` is "degraded", still with 200, if an endpoint failed or could not start and has not answered since: the proxy serves
-        requests all the same, and a restart would not help. ``degraded`` names each such endpoint, what happened, and since when.
-        A callers' file that can't be used is 503, because no request is admitted then.
+        ``status`` is "degraded", still with 200, if an endpoint failed or couldn't start and hasn't answered since: the proxy serves
+        requests all the same, and a restart wouldn't help. ``degraded`` names each such endpoint, what happened, and since when.
+        If the callers' file can't be used, the answer is 503, because no request is admitted then.
         """
         failure = await self.client.check_device(seconds=self.options.health_timeout)
         figures = {"model": MODEL, "requests": self.admission.present}
@@ -117,16 +117,16 @@ class Proxy:
         return model_list_answer(request, [self._card(name) for name in (MODEL, *self.options.models)])
 
     async def one_model(self, request: web.Request) -> web.Response:
-        """Answer ``GET /v1/models/NAME`` with that model; refuse an unknown name with 404."""
+        """Answer ``GET /v1/models/NAME`` with that model, and an unknown name with 404."""
         name = request.match_info["model"]
         if name not in {MODEL, *self.options.models}:
             raise unknown_model(name, self.options)
         return model_answer(request, self._card(name))
 
     async def totals(self, _request: web.Request) -> web.Response:
-        """Answer ``GET /streamco/totals``: time, tokens and cost of all answers so far, also of those that one side alone could give.
+        """Answer ``GET /streamco/totals``: time, tokens and cost of all answers so far, including those that only one side could give.
 
-        The budget's share is that of the answers that both sides could give.
+        The budget's share counts only the answers that both sides could give.
         """
         one_sided = [] if self.access is None else [*self.access.one_sided]
         if self._device_alone is not self.client:
@@ -200,7 +200,7 @@ class Proxy:
             return await self._make(request, parsed, shape, grant)
 
     async def _make(self, request: web.Request, parsed: ParsedRequest, shape: ResponseShape, grant: AnswerGrant) -> web.StreamResponse:
-        """Make an answer as it is granted, and send it."""
+        """Make an answer as the grant says, and send it."""
         wants_usage = parsed.wants_usage or not parsed.is_streamed
         has_reader = parsed.is_streamed and request.headers.get(READER_HEADER) == "person"
         client = for_a_person(self._extras.client_for(grant.request) or grant.client) if has_reader else grant.client
@@ -211,7 +211,7 @@ class Proxy:
         if self.ratings.are_taken:
             self.ratings.remember(answer.rating_key, grant.caller, grant.client)
         try:
-            async with answer:  # a client that leaves cancels this handler, and both sides with it
+            async with answer:  # a client that disconnects cancels this handler, and with it both sides
                 unknown = "" if parsed.is_known else parsed.model
                 if parsed.is_streamed:
                     marks = None
@@ -236,16 +236,16 @@ PROXY: web.AppKey[Proxy] = web.AppKey("proxy", Proxy)
 
 
 def make_app(client: Client, options: ProxyOptions | None = None, extras: PageExtras | None = None) -> web.Application:
-    """Return the proxy as an aiohttp application; ``streamco.server.http.listening.make_runner`` runs it as it should be run.
+    """Return the proxy as an aiohttp application. Run it with ``streamco.server.http.listening.make_runner``, which has suitable settings.
 
     Args:
         client: makes the answers; the caller closes it.
-        options: limits, key, names; ``serving`` alone uses host and port. None: the defaults.
-        extras: what the page has beyond a chat, with ``options.page``; None: nothing.
+        options: limits, key, names, or None for the defaults. The host and port are used only by ``serving``.
+        extras: additions to the page's chat, if any; for ``options.page``.
 
     Raises:
-        ConfigError: there are callers, and a server has no known price, or shadow answers are on, which no caller would pay. When the
-            application starts: their file can't be used.
+        ConfigError: there are callers, and a server has no known price, or shadow answers are on, which no caller would pay for. Raised
+            when the application starts: the callers' file can't be used.
     """
     options = options or ProxyOptions()
     registry = make_registry() if options.metrics else None
@@ -293,9 +293,9 @@ def _follow(app: web.Application, client: Client, metrics: AnswerMetrics) -> Non
 
 @asynccontextmanager
 async def serving(client: Client, options: ProxyOptions | None = None, extras: PageExtras | None = None) -> AsyncIterator[str]:
-    """Serve inside this process; yield the address for an OpenAI client's ``base_url`` (it ends in ``/v1``).
+    """Serve inside this process, and yield the address for an OpenAI client's ``base_url`` (it ends in ``/v1``).
 
-    On leaving, running streams end with an error event; the client stays open. Arguments are those of ``make_app``.
+    When the block is left, running streams end with an error event. The client stays open. For the arguments see ``make_app``.
 
     Raises:
         ConfigError: other machines can reach the host and there is no key, or the callers' file can't be used.

@@ -1,6 +1,6 @@
-"""The proxy's configuration: one TOML file, checked key by key, and its effective form as TOML again.
+"""The proxy's configuration: one TOML file, checked key by key, which can also be written out with all its defaults.
 
-Keys of endpoints never stand in it, only the names of the environment variables that hold them.
+It never contains the endpoints' API keys, only the names of the environment variables that hold them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ __all__ = [
     "parse_config",
 ]
 
-MODEL = "streamco"  # the model's name that means: the fastest endpoint
+MODEL = "streamco"  # the model name that means the fastest endpoint
 
 
 UnknownModels = Literal["pass", "refuse"]
@@ -64,15 +64,15 @@ UnknownModels = Literal["pass", "refuse"]
 class ProxyOptions(ListenOptions, frozen=True, kw_only=True):
     """Settings of the proxy: port, key, limits, and the model names it knows."""
 
-    models: tuple[str, ...] = ()  # names of the client's own models: a request for one of them is for the fastest endpoint
+    models: tuple[str, ...] = ()  # names of the client's own models; a request for one of them goes to the fastest endpoint
     unknown_models: UnknownModels = "pass"  # "pass": other names go to the servers, and a header says if the device answers; "refuse": 404
-    raw_prompts: bool = False  # /v1/completions: pass the prompt as it is; False: as a user's message, which suits every endpoint
+    raw_prompts: bool = False  # /v1/completions: pass the prompt as it is, or (False) as a user's message, which suits every endpoint
     max_body_bytes: int = 16 << 20  # images travel inside requests
     page: bool = False  # serve a chat for browsers at "/"; then POST requests of other origins are refused, unless ``cors`` names them
-    task_patterns: tuple[str, ...] = ()  # beginnings of messages that the device answers alone, as regular expressions; see ``TaskRules``
-    takes_tasks: bool = False  # callers may name such a request by the header ``x-streamco-task``
-    callers: str | Path | None = None  # file of the callers' keys and budgets, in place of ``api_key``; unknown models are refused then
-    answer_tokens: int = 4096  # longest answer of a server to a request without a limit, of a caller with a budget
+    task_patterns: tuple[str, ...] = ()  # regular expressions for beginnings of messages that the device answers alone; see ``TaskRules``
+    takes_tasks: bool = False  # callers may mark such a request with the header ``x-streamco-task``
+    callers: str | Path | None = None  # file with the callers' keys and budgets, instead of ``api_key``; unknown models are then refused
+    answer_tokens: int = 4096  # longest server answer if a caller with a budget sends a request without a limit
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,11 +89,11 @@ class ProxyOptions(ListenOptions, frozen=True, kw_only=True):
 
     @property
     def refuses_unknown_models(self) -> bool:
-        """True if a request for a model that isn't configured gets 404. With callers it does: such a model's price isn't known."""
+        """True if a request for an unconfigured model gets 404. With callers it always does, because such a model's price isn't known."""
         return self.callers is not None or self.unknown_models == "refuse"
 
 
-PACKAGED = "packaged"  # [device] model: the one that is installed from the package index
+PACKAGED = "packaged"  # [device] model: the model that is installed from the package index
 KEY_VARIABLE = "STREAMCO_PROXY_KEY"
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class ProxySection(Struct, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: int = 8080
-    api_key_env: str = KEY_VARIABLE  # not set in the environment: no key
+    api_key_env: str = KEY_VARIABLE  # no key if it isn't set in the environment
     allow_open: bool = False
     cors: tuple[str, ...] = ()
     page: bool = False  # serve a chat for browsers at "/"
@@ -115,11 +115,11 @@ class ProxySection(Struct, frozen=True, kw_only=True):
     idle_timeout: float = 75.0
     reader_timeout: float = 60.0
     metrics: bool = True  # answer GET /metrics
-    otel: bool = False  # export spans by OTLP; OTEL_EXPORTER_OTLP_ENDPOINT says where to
+    otel: bool = False  # export spans by OTLP to OTEL_EXPORTER_OTLP_ENDPOINT
 
 
 class CapabilityTable(Struct, frozen=True, kw_only=True):
-    """Table ``capabilities`` of an endpoint: fields of ``Capabilities``. Those that are not set stay as they are known of such servers."""
+    """Table ``capabilities`` of an endpoint: fields of ``Capabilities``. Fields that aren't set keep the values known for such servers."""
 
     vocabulary: str | None = None
     takes_token_ids: bool | None = None
@@ -137,18 +137,18 @@ class CapabilityTable(Struct, frozen=True, kw_only=True):
 
 
 class DeviceSection(Struct, frozen=True, kw_only=True):
-    """Section ``[device]``: the model on this machine, in this process, or at ``base_url``; see ``LocalServerEndpoint``."""
+    """Section ``[device]``: the model on this machine, in this process or at ``base_url`` (see ``LocalServerEndpoint``)."""
 
-    model: str | None = None  # a GGUF file, "packaged", or hf:org/repo:QUANT; with base_url the model's name there, None: the only one
-    base_url: str | None = None  # of a server that runs on this machine
-    api_key_env: str | None = None  # of that server; None: no key
+    model: str | None = None  # a GGUF file, "packaged", or hf:org/repo:QUANT; with base_url the model's name there (None if it has one)
+    base_url: str | None = None  # URL of a server that runs on this machine
+    api_key_env: str | None = None  # variable with that server's key, or None for no key
     name: str = "device"
-    threads: int | None = None  # None: a fair share of the cores
-    context: int | None = None  # tokens of a sequence, prompt and answer; None: 2048, with base_url what the server says
+    threads: int | None = None  # None for a fair share of the cores
+    context: int | None = None  # tokens of a sequence, prompt and answer; None for 2048, or with base_url for what the server reports
     sequences: int = 4  # answers decoded together
-    capabilities: CapabilityTable | None = None  # with base_url; None: what is known of such servers
+    capabilities: CapabilityTable | None = None  # with base_url; None for what is known about such servers
     reasoning_format: ReasoningFormat = "auto"  # see ``EngineOptions``
-    drafts: int = 2  # answers drafted at a time with full branches, if [speculate] asks for drafts
+    drafts: int = 2  # number of answers that can be drafted at a time with full branches, if [speculate] asks for drafts
 
 
 _MILLION = 1_000_000
@@ -166,31 +166,31 @@ class PriceTable(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def per_million(cls, prices: TokenPrices) -> PriceTable:
-        """Return the table of prices that are given for one token."""
+        """Return the table for prices that are given per token."""
         return cls(**{name: round(price * _MILLION, 9) for name, price in _settings(prices)})
 
     def per_token(self) -> TokenPrices:
-        """Return the prices of one token."""
+        """Return the prices per token."""
         return TokenPrices(**{name: price / _MILLION for name, price in _settings(self)})
 
 
 class ServerSection(Struct, frozen=True, kw_only=True):
-    """Section ``[[server]]``: a remote model. The first takes part in the race, the others are fallbacks for it."""
+    """Section ``[[server]]``: a remote model. The first one takes part in the race, and the others are its fallbacks."""
 
     model: str
     base_url: str | None = None
-    api_key_env: str | None = None  # None: the provider's variable
+    api_key_env: str | None = None  # None for the provider's variable
     name: str | None = None
     provider: str | None = None
     api: Literal["chat", "completions", "responses", "messages"] = "chat"
     prices: PriceTable | None = None
     timeouts: Timeouts = Timeouts()
-    capabilities: CapabilityTable | None = None  # None: the provider's usual ones
-    probe: bool | None = None  # ask the server what it is: True: at the start; False: never; None: with the first answer, in the background
+    capabilities: CapabilityTable | None = None  # None for the provider's usual ones
+    probe: bool | None = None  # ask the server what it is: at the start (True), never (False), or in the background at the first answer
 
 
 def _shared(section: Struct, kind: type[Struct]) -> dict[str, Any]:
-    """Return the settings of a section that this kind of the SDK's options has, too."""
+    """Return the section's settings that these options of the SDK also have."""
     return {name: getattr(section, name) for name in kind.__struct_fields__}
 
 
@@ -204,23 +204,23 @@ class QualityTable(QualityGate, frozen=True, kw_only=True):
 
 
 class DispatchSection(DispatchOptions, frozen=True, kw_only=True):
-    """Section ``[dispatch]``: settings of ``Race``, and what ``Client`` has beside it."""
+    """Section ``[dispatch]``: settings of ``Race``, and related ones of ``Client``."""
 
     NOT_IN_FILES: ClassVar[frozenset[str]] = frozenset({"gate"})
 
     budget: float = 0.3
     policy: str = "auto"  # type: ignore[assignment]  # its check names the policies
     pace: float | Literal["reading", "listening", "smooth"] | None = None
-    on_failure: Literal["migrate", "restart", "raise"] | None = None  # if an endpoint fails in mid-answer; None: migrate, with tools raise
+    on_failure: Literal["migrate", "restart", "raise"] | None = None  # after a failure in mid-answer; None to migrate (raise with tools)
     gate: None = None
     quality: QualityTable | Literal["gate"] | None = None
-    exchange_rate: float = RATE_SERVER_CONSTRAINED  # a function needs a program
-    check_access: bool = True  # ask a server that always loses for its list of models, once, to find out a wrong key
+    exchange_rate: float = RATE_SERVER_CONSTRAINED  # only a number, because a function needs a program
+    check_access: bool = True  # ask a server that always loses for its list of models once, to detect a wrong key
     seed: int | None = None
-    profile: str | None = None  # file with what was learned, read at the start and written at the end
+    profile: str | None = None  # file for what was learned, read at the start and written at the end
 
     def race(self, migration: MigrationOptions) -> Race:
-        """Return the race that this section describes. Migration options that are the usual ones count as not given."""
+        """Return the race that this section describes. Migration options with default values count as not given."""
         given = None if migration == MigrationOptions() else migration
         return Race(**_shared(self, DispatchOptions), migration=given, check_access=self.check_access)
 
@@ -231,48 +231,48 @@ class SpeculateSection(SpeculationOptions, frozen=True, kw_only=True):
     NOT_IN_FILES: ClassVar[frozenset[str]] = frozenset({"tuning"})
 
     mode: Literal["race", "speculate", "auto"] = "race"
-    verifier: str | tuple[str, ...] | None = None  # URL, or several of one model; None: the first [[server]]
-    routing: str | None = None  # how answers are spread over several; None: join-shortest-queue; see ``VerifierPool``
-    token_env: str | None = None  # the variable with the token of all of them; None: none
+    verifier: str | tuple[str, ...] | None = None  # one URL, or several with the same model; None for the first [[server]]
+    routing: str | None = None  # how answers are spread over several; None for join-shortest-queue; see ``VerifierPool``
+    token_env: str | None = None  # variable with the token for all of them, or None for no token
     is_plain: bool = False  # allow ws:// to another machine
     budget: float = 1.0  # share of the drafts that is verified
-    window: int | Literal["dynamic", "adaptive", "predicted", "confident"] | None = None  # tokens of a draft; None: by the budget
-    joules_per_second_saved: float | None = None  # a function needs a program
+    window: int | Literal["dynamic", "adaptive", "predicted", "confident"] | None = None  # tokens of a draft; None to follow the budget
+    joules_per_second_saved: float | None = None  # only a number, because a function needs a program
 
     def drafting(self, verifier: Verifier | None) -> Speculate:
-        """Return the mode in which the device drafts that this section describes."""
+        """Return the drafting mode that this section describes."""
         return Speculate(**_shared(self, SpeculationOptions), verifier=verifier)
 
 
 class SplitSection(Struct, frozen=True, kw_only=True):
-    """Section ``[split]``: a model with its ends on this machine and its middle at servers; see ``SplitEndpoint``."""
+    """Section ``[split]``: a model with its first and last layers on this machine and its middle on servers; see ``SplitEndpoint``."""
 
-    parts: str  # common beginning of the device's files: parts/NAME of parts/NAME.input.gguf
-    servers: tuple[str, ...]  # URLs; if one is lost, the next goes on
+    parts: str  # common beginning of the device's files: parts/NAME for parts/NAME.input.gguf
+    servers: tuple[str, ...]  # URLs; if one is lost, the next one takes over
     name: str = "split"
-    token_env: str | None = None  # the variable with the servers' token; None: none
+    token_env: str | None = None  # variable with the servers' token, or None for no token
     states: StateFormat | Literal["auto"] = "auto"
-    patience: float = 5.0  # seconds that all servers may be out of reach
-    max_wait: float = 45.0  # seconds that an answer waits for servers that are busy with others
+    patience: float = 5.0  # seconds that all servers may be unreachable
+    max_wait: float = 45.0  # seconds that an answer waits for servers that are busy with other answers
     is_plain: bool = False  # allow ws:// to another machine
-    threads: int | None = None  # None: a fair share of the cores
+    threads: int | None = None  # None for a fair share of the cores
     context: int = 2048  # tokens of a sequence, prompt and answer
     sequences: int = 4  # answers at a time
 
 
 class TasksSection(Struct, frozen=True, kw_only=True):
-    """Section ``[tasks]``: requests of a front end for titles, tags and the like, which the device answers alone; see ``TaskRules``."""
+    """Section ``[tasks]``: a front end's requests for titles, tags and the like, which the device answers alone; see ``TaskRules``."""
 
-    header: bool = True  # callers may name such a request by the header ``x-streamco-task``
-    open_webui: bool = False  # recognise those of Open WebUI
-    patterns: tuple[str, ...] = ()  # further beginnings of messages, as regular expressions
+    header: bool = True  # callers may mark such a request with the header ``x-streamco-task``
+    open_webui: bool = False  # recognise Open WebUI's requests
+    patterns: tuple[str, ...] = ()  # regular expressions for other beginnings of messages
 
 
 class CallersSection(Struct, frozen=True, kw_only=True):
     """Section ``[callers]``: several keys, each with a budget, a rate and allowed sides; see ``streamco callers``."""
 
-    file: str  # the SQLite file that ``streamco callers add`` makes
-    answer_tokens: int = 4096  # longest answer of a server to a request without a limit, of a caller with a budget
+    file: str  # the SQLite file that ``streamco callers add`` creates
+    answer_tokens: int = 4096  # longest server answer if a caller with a budget sends a request without a limit
 
 
 class ProxyConfig(Struct, frozen=True, kw_only=True):
@@ -284,17 +284,17 @@ class ProxyConfig(Struct, frozen=True, kw_only=True):
     dispatch: DispatchSection = field(default_factory=DispatchSection)
     migration: MigrationOptions = MigrationOptions()
     speculate: SpeculateSection = SpeculateSection()
-    weights: Weights | None = None  # what a second, a dollar and a good answer are worth: the way to make each answer follows from them
+    weights: Weights | None = None  # what a second, a dollar and a good answer are worth, which decides how each answer is made
     split: SplitSection | None = None
     tasks: TasksSection | None = None
     callers: CallersSection | None = None
 
 
 def load_config(path: Path) -> ProxyConfig:
-    """Read a configuration file; paths in it are relative to its folder, ``~`` is the home folder.
+    """Read a configuration file. Paths in it are relative to its folder; ``~`` is the home folder.
 
     Raises:
-        ConfigError: it can't be read, is no TOML, or has a wrong key or value, which the text names.
+        ConfigError: it can't be read, isn't TOML, or has a wrong key or value, which the error names.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -304,21 +304,21 @@ def load_config(path: Path) -> ProxyConfig:
 
 
 def parse_config(text: str, *, where: str = "config", folder: Path | None = None) -> ProxyConfig:
-    """Return a configuration from TOML.
+    """Parse a configuration from TOML.
 
     Args:
         text: text of the file.
         where: name of the file in errors.
-        folder: folder of relative paths; None: they stay as they are.
+        folder: folder that paths are relative to, or None to leave them as they are.
 
     Raises:
-        ConfigError: no TOML, an unknown key, a value of a wrong type.
+        ConfigError: it isn't TOML, or has an unknown key or a value of a wrong type.
     """
     try:
         data = tomllib.loads(text)
     except RecursionError as error:
         raise ConfigError(f"{where}: expected TOML with fewer levels of nesting, got more") from error
-    except ValueError as error:  # its own error is one; a number with thousands of digits is another
+    except ValueError as error:  # tomllib's error is one; a number with thousands of digits also raises it
         raise ConfigError(f"{where}: expected TOML, got {error}") from error
     _check_keys(data, ProxyConfig, "", where)
     try:
@@ -331,7 +331,7 @@ def parse_config(text: str, *, where: str = "config", folder: Path | None = None
 
 
 def _check_keys(table: Mapping[str, Any], kind: type[Struct], path: str, where: str) -> None:
-    """Refuse unknown keys at any depth. Values are not quoted: one may be a secret that was written instead of its variable's name."""
+    """Refuse unknown keys at any depth. Values aren't quoted, because one may be a secret written instead of its variable's name."""
     hints = get_type_hints(kind)
     names = _names(kind)
     for name, value in table.items():
@@ -354,11 +354,11 @@ def _structs_in(hint: Any) -> Iterator[type[Struct]]:
             yield from _structs_in(part)
 
 
-_OWN_NAMES = re.compile(r"^(race|speculate|migration|auto): ")  # in errors of settings that a file has in sections of other names
+_OWN_NAMES = re.compile(r"^(race|speculate|migration|auto): ")  # prefixes of errors; these sections are called differently in files
 
 
 def _explain(text: str) -> str:
-    """Translate ``Expected `int`, got `str` - at `$.proxy.port``` into our order: where, expected, got."""
+    """Translate ``Expected `int`, got `str` - at `$.proxy.port``` into this package's order: where, expected, got."""
     reason, _, path = text.partition(" - at `$")
     path = path.removesuffix("`").removeprefix(".")
     if missing := re.search(r"missing required field `(\w+)`", reason):
@@ -389,7 +389,7 @@ def _absolute(path: str, folder: Path) -> str:
 
 
 def format_config(config: ProxyConfig) -> str:
-    """Return the configuration as TOML that ``parse_config`` reads back. It has the defaults; values that are not set are left out."""
+    """Return the configuration as TOML that ``parse_config`` can read. It includes the defaults; values that aren't set are left out."""
     parts = [_table("[proxy]", config.proxy)]
     if config.device is not None:
         parts.append(_table("[device]", config.device))
@@ -415,7 +415,7 @@ def _settings(section: Struct) -> list[tuple[str, Any]]:
 
 
 def _names(kind: type[Struct]) -> list[str]:
-    """Return the names of a section's settings that a file may have, inherited ones last."""
+    """Return the names of a section's settings that may appear in a file, inherited ones last."""
     kept_out: frozenset[str] = getattr(kind, "NOT_IN_FILES", frozenset())
     own = [name for name in kind.__annotations__ if name in kind.__struct_fields__]
     return [name for name in dict.fromkeys((*own, *kind.__struct_fields__)) if name not in kept_out]
@@ -439,5 +439,5 @@ def _format(value: Any) -> str:
 
 
 def _quote(text: str) -> str:
-    """Return a basic string of TOML. It has JSON's escapes, and DEL needs one in TOML only."""
+    """Return the text as a TOML basic string. It has JSON's escapes, and one for DEL, which only TOML needs."""
     return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")

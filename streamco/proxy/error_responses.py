@@ -1,6 +1,6 @@
-"""A failed answer as an HTTP status and OpenAI's error object.
+"""Turns a failed answer into an HTTP status and OpenAI's error object.
 
-Errors that a client of the proxy can act on are passed on. All others are a bad gateway.
+Errors that a client of the proxy can act on are passed on. Most others become 502 (bad gateway).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from streamco.wire.openai.errors import find_error
 
 __all__ = ["explain"]
 
-_KEY_REFUSED = frozenset({401, 403, 407})  # about the proxy's key: if passed on, they would blame the client's
+_KEY_REFUSED = frozenset({401, 403, 407})  # these concern the proxy's key at the server; passed on, they would blame the client's key
 
 
 def explain(error: StreamcoError) -> RequestError:
-    """Return the error response of a failed answer; its text is the error's own, which names the endpoint."""
+    """Return the error response for a failed answer, with the error's own text, which names the endpoint."""
     match error:
         case ConfigError():
             return refuse_setting(error)
@@ -69,14 +69,14 @@ def _pass_status(error: EndpointStatusError) -> RequestError:
 
 
 def _too_long(error: StreamcoError, param: str | None) -> RequestError:
-    """Return the refusal of a prompt that servers find too long, whatever status they gave it."""
+    """Return the refusal of a prompt that is too long for the servers, whatever status they gave."""
     return RequestError(400, str(error), param=param or "messages", code=CONTEXT_EXCEEDED)
 
 
 def _detail(body: str) -> Any:
     try:
         return find_error(msgspec.json.decode(body))
-    except (msgspec.DecodeError, RecursionError):  # not JSON, or cut off: there is no more than the message
+    except (msgspec.DecodeError, RecursionError):  # not JSON, or cut off, so there is only the message
         return None
 
 

@@ -1,4 +1,4 @@
-"""Building the client, its endpoints and the proxy's options from a configuration."""
+"""Builds the client, its endpoints and the proxy's options from a configuration."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ _CONTEXT = 2048  # tokens of a sequence on the device
 
 
 class ProbedEndpoint(OpenAIEndpoint):
-    """Asks the server for its dialect, capabilities and context; a server that doesn't answer is used with the settings it has."""
+    """Asks the server for its dialect, capabilities and context. If the server doesn't answer, the configured settings are used."""
 
     async def start(self) -> None:
-        """Start and probe the server; waits for its answers, at most the connect limit. See ``OpenAIEndpoint.start``."""
+        """Start, and probe the server, waiting at most the connect limit for its answers. See ``OpenAIEndpoint.start``."""
         await super().start()
         try:
             info = await self.probe()
@@ -62,10 +62,10 @@ class ProbedEndpoint(OpenAIEndpoint):
 
 
 def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -> Client:
-    """Return the client that a configuration describes, not started.
+    """Return the client that a configuration describes, not yet started.
 
     Raises:
-        ConfigError: no endpoint, a missing file or key, or a setting out of range.
+        ConfigError: there is no endpoint, a file or key is missing, or a setting is out of range.
         EngineError: the packaged model isn't installed.
     """
     if config.split is not None:
@@ -95,7 +95,7 @@ def _mode(config: ProxyConfig, environ: Mapping[str, str]) -> Mode:
     """Return the mode that a configuration describes.
 
     Raises:
-        ConfigError: weights beside a mode that leaves no choice.
+        ConfigError: weights are set together with a mode that leaves no choice.
     """
     speculate = config.speculate
     race = config.dispatch.race(config.migration)
@@ -115,7 +115,7 @@ def _build_split_client(config: ProxyConfig, section: SplitSection, environ: Map
     """Return the client of a split model.
 
     Raises:
-        ConfigError: a section or a setting beside it has no effect, a part is missing, or no server is named.
+        ConfigError: another section or setting has no effect with it, a part is missing, or no server is given.
     """
     from streamco.endpoints.split.endpoint import SplitEndpoint
     from streamco.engines.base import EngineOptions
@@ -150,10 +150,10 @@ def build_options(config: ProxyConfig, api_key: str | None = None, environ: Mapp
     Args:
         config: the configuration.
         api_key: the key; takes precedence over the environment's.
-        environ: environment in which ``api_key_env`` is looked up; not set there: no key.
+        environ: environment in which ``api_key_env`` is looked up; there is no key if it isn't set there.
 
     Raises:
-        ConfigError: a setting out of range.
+        ConfigError: a setting is out of range.
     """
     section = config.proxy
     given = environ.get(section.api_key_env) or None
@@ -181,7 +181,7 @@ def build_options(config: ProxyConfig, api_key: str | None = None, environ: Mapp
 
 
 def keep_profile(client: Client, config: ProxyConfig) -> None:
-    """Write what the client learned to the configuration's file, if it names one.
+    """Write what the client learned to the profile file that the configuration names, if any.
 
     Raises:
         ConfigError: the file can't be written.
@@ -218,10 +218,10 @@ def _build_device(section: DeviceSection, speculate: SpeculateSection, environ: 
 
 
 def _build_local_server(section: DeviceSection, url: str, speculate: SpeculateSection, environ: Mapping[str, str]) -> LocalServerEndpoint:
-    """Return the device that a server at a URL is.
+    """Return the device endpoint for a local server at a URL.
 
     Raises:
-        ConfigError: a setting beside it has no effect, or the key is missing.
+        ConfigError: another setting has no effect with a URL, or the key is missing.
     """
     usual = DeviceSection()
     for name in ("threads", "sequences", "reasoning_format", "drafts"):

@@ -1,9 +1,9 @@
-"""What made each piece of a streamed answer: the field ``streamco`` of its chunks, which OpenAI's API doesn't have.
+"""Tells where each piece of a streamed answer came from, in the field ``streamco`` of its chunks, which OpenAI's API doesn't have.
 
-A request asks for it by ``"stream_options": {"include_origin": true}``, and servers never get that option. Then each chunk has
-``"streamco": {"endpoint": NAME, "origin": ORIGIN}``. The first chunk, and after that at most four a second, also have ``report``: the
-figures so far, as ``streamco.reports.Report`` in JSON. Above 10,000 tokens there are fewer. When all work has ended, a chunk without
-choices has the final report.
+A request asks for it with ``"stream_options": {"include_origin": true}``, which isn't passed on to servers. Then each chunk has
+``"streamco": {"endpoint": NAME, "origin": ORIGIN}``. The first chunk, and then at most four a second, also have ``report``: the figures so
+far, a ``streamco.reports.Report`` in JSON. Above 10,000 tokens there are fewer reports. When all work has ended, a chunk without choices
+has the final report.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["EXTENSION", "ORIGIN_OPTION", "OriginFields", "report_interval"]
 
 EXTENSION = "streamco"  # the field of a chunk
 ORIGIN_OPTION = "include_origin"
-REPORT_SECONDS = 0.25  # between two reports; often enough for figures that a person follows
-TOKEN_SECONDS = 25e-6  # between two reports, for each token: a report takes about a microsecond a token, so reports take 4 % of a core
+REPORT_SECONDS = 0.25  # between two reports; often enough for a person to follow the figures
+TOKEN_SECONDS = 25e-6  # between two reports, per token: a report takes about a microsecond per token, so reports take 4 % of a core
 
 _SPECULATED: Mapping[Origin, str] = {
     "accepted": "accepted",
@@ -36,7 +36,7 @@ _SPECULATED: Mapping[Origin, str] = {
 
 
 def report_interval(tokens: int) -> float:
-    """Return the seconds between two reports of an answer with so many tokens; above 10,000 tokens they are less frequent."""
+    """Return the seconds between two reports of an answer with this many tokens. Above 10,000 tokens, reports are less frequent."""
     return max(REPORT_SECONDS, tokens * TOKEN_SECONDS)
 
 
@@ -52,10 +52,10 @@ class OriginFields:
         self._answer = answer
         self._clock = clock
         self._next_report: float | None = None
-        self._kinds: Mapping[str | None, str] = {}  # of all endpoints that the answer may come from, by name
+        self._kinds: Mapping[str | None, str] = {}  # kinds of all endpoints that the answer may come from, by name
 
     def describe(self, chunk: ChatCompletionChunk) -> Json:
-        """Return the field of the chunk that was read last."""
+        """Return the field for the chunk that was read last."""
         source, now = self._answer.source, self._clock()
         field: Json = {"endpoint": source}
         if self._next_report is None or now >= self._next_report:
@@ -66,17 +66,17 @@ class OriginFields:
         return field if origin is None else {**field, "origin": origin}
 
     def describe_end(self) -> Json:
-        """Return the field of a chunk that has nothing but finish reasons, which no endpoint sent."""
+        """Return the field for a chunk with only finish reasons, which no endpoint sent."""
         return {"endpoint": self._answer.source}
 
     def _origin_of(self, chunk: ChatCompletionChunk, source: str | None) -> str | None:
-        """Return what made the chunk's text; None: a speculated answer's chunk has none."""
+        """Return the origin of the chunk's text, or None for a speculated answer's chunk without text."""
         if isinstance(chunk, SpeculatedChunk):
             return None if chunk.origin is None else _SPECULATED.get(chunk.origin)
         return self._kinds.get(source)
 
     async def finish(self) -> Report | None:
-        """Wait until all work for the answer has ended, and return the final report; None: the answer never began."""
+        """Wait until all work for the answer has ended, and return the final report, or None if the answer never began."""
         await self._answer.aclose()
         try:
             return self._answer.report

@@ -1,4 +1,4 @@
-"""Ratings of answers by the callers of a proxy: each rates its own answers, and the quality gate learns from them."""
+"""Ratings of answers by a proxy's callers: each rates its own answers, and the quality gate learns from the ratings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["RATINGS_HEADER", "RATINGS_PATH", "Ratings"]
 
 RATINGS_PATH = "/streamco/ratings"
 RATINGS_HEADER = "x-streamco-rating"
-"""The header of an answer that may be rated; its value is the path that the rating goes to, which nobody else can guess."""
+"""The header of an answer that may be rated. Its value is the path for the rating, which nobody else can guess."""
 
 _REMEMBERED = 1000  # answers
 
@@ -26,10 +26,10 @@ class _Rating(Struct, forbid_unknown_fields=True):
 
 
 class Ratings:
-    """The answers that may be rated: the last 1,000, by their keys.
+    """The answers that may be rated: the last 1,000, by key.
 
     Args:
-        client: the proxy's. Its answers can be rated if its races have a quality gate.
+        client: the proxy's client. Its answers can be rated if its races have a quality gate.
     """
 
     def __init__(self, client: Client) -> None:
@@ -37,7 +37,7 @@ class Ratings:
         self._answers: OrderedDict[str, tuple[str, Client]] = OrderedDict()
 
     def remember(self, key: str, caller: str, client: Client) -> None:
-        """Record whose answer this is, and which client has made it."""
+        """Record whose answer this is, and which client made it."""
         self._answers[key] = caller, client
         if len(self._answers) > _REMEMBERED:
             self._answers.popitem(last=False)
@@ -46,12 +46,12 @@ class Ratings:
         """Answer ``POST /streamco/ratings/KEY`` with ``{"learned": true}``, or false if the device didn't write all of that answer.
 
         Args:
-            key: the answer's.
-            body: ``{"good": true}``.
-            caller: who rates; "": the proxy tells none apart.
+            key: the answer's key.
+            body: ``{"good": true}`` or ``{"good": false}``.
+            caller: name of the caller who rates, or "" if the proxy doesn't distinguish callers.
 
         Raises:
-            RequestError: 400 another body, 404 no answer of this caller that could be rated.
+            RequestError: 400 the body is malformed; 404 this caller has no such answer that could be rated.
         """
         try:
             rating = msgspec.json.decode(body, type=_Rating)

@@ -1,4 +1,4 @@
-"""An answer's report: as headers of a whole answer, or as a comment in a stream, which parsers of events skip."""
+"""An answer's report, as headers of a whole answer, or as a comment in a stream, which event parsers skip."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_LENGTH = 500  # characters of one header; reasons don't quote prompts, but 
 
 
 def headers(report: Report) -> dict[str, str]:
-    """Return the ``x-streamco-*`` headers of a whole answer; unknown values are left out."""
+    """Return the ``x-streamco-*`` headers for a whole answer. Unknown values are left out."""
     cost = {} if report.cost_usd is None else {"x-streamco-cost-usd": f"{report.cost_usd:.9f}"}
     return opening_headers(opening_of(report)) | cost | _draft_headers(report.speculation) | _split_headers(report.split)
 
@@ -51,11 +51,11 @@ def opening_headers(opening: Opening) -> dict[str, str]:
 
 
 def model_header(opening: Opening, unknown: str) -> dict[str, str]:
-    """Return the header that says that the device answered a request for another model; {} if it didn't.
+    """Return the header that says that the device answered a request for another model, or {} if it didn't.
 
     Args:
-        opening: what is known of the answer at its first token.
-        unknown: the model that was asked for, if it is none of the proxy's; "": it is.
+        opening: what is known about the answer at its first token.
+        unknown: the requested model if the proxy doesn't have it, otherwise "".
     """
     if not unknown or opening.winner_kind != "device":
         return {}
@@ -68,7 +68,7 @@ def comment(report: Report) -> bytes:
 
 
 def _plain(text: str) -> str:
-    """Return the text as a header can carry it: printable ASCII, and everything else escaped."""
+    """Return the text in a form that is safe in a header: printable ASCII as it is, everything else escaped."""
     if text.isascii() and text.isprintable():
         return text[:_MAX_LENGTH]
     shown = "".join([character if character.isprintable() else f"\\u{ord(character):04x}" for character in text])

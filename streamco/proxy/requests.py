@@ -1,4 +1,4 @@
-"""Request bodies: the fields that the proxy itself needs. All others are passed on to the endpoints unchanged."""
+"""Parses request bodies for the fields that the proxy itself needs. All others are passed on to the endpoints unchanged."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = ["ParsedRequest", "parse_chat", "parse_completion", "parse_fields", "r
 
 _KNOWN = frozenset({"temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens", "stop"})
 _CONSUMED = frozenset({"model", "messages", "prompt", "stream", "stream_options"})
-_WHOLE = "request"  # what errors about the whole of a request begin with
-_OWN_STREAM_OPTIONS = frozenset({"include_usage", ORIGIN_OPTION})  # usage is always requested: the report needs it
+_WHOLE = "request"  # prefix of errors about the whole request
+_OWN_STREAM_OPTIONS = frozenset({"include_usage", ORIGIN_OPTION})  # usage is always requested, because the report needs it
 
 
 class ParsedRequest(Struct, frozen=True, kw_only=True):
@@ -29,8 +29,8 @@ class ParsedRequest(Struct, frozen=True, kw_only=True):
 
     Args:
         request: the client's request.
-        model: the name that the caller used; "" for none.
-        is_known: True if the proxy has that name, or none was used.
+        model: the model name that the caller used, or "" for none.
+        is_known: True if the proxy has that model, or no name was given.
         is_streamed: True if the answer is sent as server-sent events.
         wants_usage: True if a stream ends with usage.
         wants_origin: True if the chunks of a stream say what made their text (``streamco.proxy.origins``).
@@ -47,7 +47,7 @@ class ParsedRequest(Struct, frozen=True, kw_only=True):
 
 
 def parse_chat(body: bytes, options: ProxyOptions) -> ParsedRequest:
-    """Return the request in a body of ``/v1/chat/completions``.
+    """Parse the body of a ``/v1/chat/completions`` request.
 
     Raises:
         RequestError: 400, naming the field if one is at fault.
@@ -56,7 +56,7 @@ def parse_chat(body: bytes, options: ProxyOptions) -> ParsedRequest:
 
 
 def parse_fields(fields: Mapping[str, Any], options: ProxyOptions) -> ParsedRequest:
-    """Return the request in the decoded fields of a chat request.
+    """Parse the decoded fields of a chat request.
 
     Raises:
         RequestError: 400, naming the field if one is at fault.
@@ -69,14 +69,14 @@ def parse_fields(fields: Mapping[str, Any], options: ProxyOptions) -> ParsedRequ
 
 
 def parse_completion(body: bytes, options: ProxyOptions) -> ParsedRequest:
-    """Return the request in a body of ``/v1/completions``.
+    """Parse the body of a ``/v1/completions`` request.
 
     Raises:
         RequestError: 400, naming the field if one is at fault.
     """
     fields = _decode(body)
     prompt = _single_prompt(fields.get("prompt"))
-    # these mean something else, or nothing, if the prompt is a message
+    # these mean something else or nothing if the prompt is a message
     for name, nothing in (("echo", False), ("suffix", ""), ("best_of", 1), ("logprobs", None)):
         if fields.pop(name, nothing) != nothing:
             raise unsupported(name)
@@ -87,7 +87,7 @@ def parse_completion(body: bytes, options: ProxyOptions) -> ParsedRequest:
 
 
 def _decode(body: bytes) -> dict[str, Any]:
-    """Return the fields that are set; null means not set, as at OpenAI."""
+    """Return the fields that are set; null means not set, as in OpenAI's API."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -138,13 +138,13 @@ def _is_known(model: str, options: ProxyOptions) -> bool:
 
 
 def unknown_model(model: str, options: ProxyOptions) -> RequestError:
-    """Return a 404 that names the models that there are."""
+    """Return a 404 that lists the models that exist."""
     known = ", ".join((MODEL, *options.models))
     return RequestError(404, f"model: expected one of {known}, got {shorten(model, MAX_NAME)}", param="model", code="model_not_found")
 
 
 def refuse_setting(error: ConfigError) -> RequestError:
-    """Return a 400 for a bad argument, or for a request that no endpoint can serve; other error texts begin with the argument's name."""
+    """Return a 400 for a bad argument, whose name its error text begins with, or for a request that no endpoint can serve."""
     name = error.field or str(error).partition(":")[0]
     field = name.partition("[")[0]
     is_field = field.isidentifier() and name != _WHOLE

@@ -1,6 +1,6 @@
-"""Chunks of a client's answer in the shapes of OpenAI's API: chat completions and completions.
+"""Encodes the chunks of a client's answer in the formats of OpenAI's API: chat completions and completions.
 
-The deltas are the objects that came from the wire, and are encoded here, once. Fields that OpenAI leaves out are left out (empty fields of
+The deltas are the objects that came from the wire, and are encoded only here. Fields that OpenAI leaves out are left out (empty fields of
 a delta). Fields that it sends as null are sent (``finish_reason``, ``logprobs``). Fields that only some servers have are passed on, but
 token ids only on request.
 """
@@ -32,34 +32,34 @@ __all__ = ["ChatShape", "CompletionShape", "ResponseShape"]
 
 
 class ResponseShape(Protocol):
-    """Encodes one answer in the shape of one API; the encoders of translated APIs (``AnswerEncoder``) are such shapes, too."""
+    """Encodes one answer in the format of one API. The encoders of translated APIs (``AnswerEncoder``) also implement this."""
 
     @property
     def keepalive(self) -> bytes:
-        """Bytes that mean nothing, for a reader that waits."""
+        """Bytes without meaning, to send while the reader is waiting."""
         ...
 
     def event(self, chunk: ChatCompletionChunk) -> bytes:
-        """Return the chunk as a server-sent event; b"" if this shape has nothing for it."""
+        """Return the chunk as a server-sent event, or b"" if this format has nothing to send for it."""
         ...
 
     def ending(self, reason: str | None) -> bytes:
-        """Return the event with a finish reason that no chunk had; b"" if the chunks had it."""
+        """Return an event with the finish reason if no chunk had it, or b"" if the chunks had it."""
         ...
 
     def done(self) -> bytes:
-        """Return what ends the stream, after ``ending``."""
+        """Return the bytes that end the stream, after ``ending``."""
         ...
 
     def failing(self, failure: RequestError) -> bytes:
-        """Return what ends a stream that failed after it had begun."""
+        """Return the bytes that end a stream that failed after it had begun."""
         ...
 
     def whole(self, answer: ChatCompletion, reason: str | None) -> bytes:
-        """Return a whole answer as one JSON object; choices without a finish reason get ``reason``.
+        """Return a whole answer as one JSON object. Choices without a finish reason get ``reason``.
 
         Raises:
-            AnswerFormError: the API has no form for it.
+            AnswerFormError: the API can't represent it.
         """
         ...
 
@@ -67,34 +67,34 @@ class ResponseShape(Protocol):
 _CHUNK_FIELDS = ("provider", "obfuscation", "p", "stream_options", "moderation")
 _CHOICE_FIELDS = ("native_finish_reason", "content_filter_results", "stop_reason", "matched_stop")
 _ANSWER_FIELDS = ("provider",)
-_chunk_fields, _NO_CHUNK_FIELDS = attrgetter(*_CHUNK_FIELDS), (None,) * len(_CHUNK_FIELDS)  # for each event: one call, not one a field
+_chunk_fields, _NO_CHUNK_FIELDS = attrgetter(*_CHUNK_FIELDS), (None,) * len(_CHUNK_FIELDS)  # one call per event, not one per field
 _choice_fields, _NO_CHOICE_FIELDS = attrgetter(*_CHOICE_FIELDS), (None,) * len(_CHOICE_FIELDS)
 
 
 def _provided(model: ResponseModel, names: tuple[str, ...]) -> Json:
-    """Return what only some servers send: the declared fields of these names, and all further fields."""
+    """Return the fields that only some servers send: the declared fields with these names, and all undeclared fields."""
     found = {name: value for name in names if (value := getattr(model, name)) is not None}
     return found | further_fields(model)
 
 
 def _shaped_usage(usage: CompletionUsage | None) -> CompletionUsage | Json | None:
-    """Return the usage as it is encoded: as it is, unless it has further fields."""
+    """Return the usage in a form that can be encoded: a dict if it has undeclared fields, otherwise unchanged."""
     parts = () if usage is None else (usage, usage.prompt_tokens_details, usage.completion_tokens_details)
     has_further = any(part is not None and further_fields(part) for part in parts)
     return usage.to_dict() if usage is not None and has_further else usage
 
 
 _PROBE = "\x7fstreamco"
-_MAX_TRIES = 4  # of learning an event: a server that sends something new with each (OpenAI's ``obfuscation``) has none that repeat another
+_MAX_TRIES = 4  # attempts to find a repeated event; with servers that send something new each time (OpenAI's ``obfuscation``), all fail
 
 
 class _RepeatedEvent:
-    """Encodes the chunks that differ from another one in their text alone, as most of an answer do: its bytes around another text.
+    """Encodes chunks that differ from a given chunk only in their text, as most do: it puts the text between the same bytes.
 
     Args:
-        chunk: the other one, which belongs to this object.
+        chunk: the given chunk, which belongs to this object.
         head: the bytes of its event before the JSON string of its text.
-        tail: those after it.
+        tail: the bytes after it.
     """
 
     __slots__ = ("_chunk", "_delta", "_head", "_tail")
@@ -106,7 +106,7 @@ class _RepeatedEvent:
         self._tail = tail
 
     def encode(self, chunk: ChatCompletionChunk) -> bytes:
-        """Return the event of a chunk; b"" if it differs in more than its text."""
+        """Return the event for a chunk, or b"" if it differs in more than its text."""
         choices = chunk.choices
         if len(choices) != 1:
             return b""
@@ -115,7 +115,7 @@ class _RepeatedEvent:
 
 
 def _has_text_alone(chunk: ChatCompletionChunk) -> bool:
-    """Return True if a chunk is of text, and others may be like it: nothing in it ends the answer, counts or describes single tokens."""
+    """Return True if a chunk has only text, so that others may be like it: no finish reason, usage, token ids or log-probabilities."""
     if type(chunk) is not ChatCompletionChunk or len(chunk.choices) != 1 or chunk.usage is not None:
         return False
     choice = chunk.choices[0]
@@ -145,11 +145,11 @@ class _Shape:
         self._tries = _MAX_TRIES
 
     def event(self, chunk: ChatCompletionChunk, origin: Json | None = None) -> bytes:
-        """Return the chunk as a server-sent event; b"" if this shape has nothing for it.
+        """Return the chunk as a server-sent event, or b"" if this format has nothing to send for it.
 
         Args:
             chunk: the chunk.
-            origin: the value of its field ``streamco``; None: it has no such field.
+            origin: the value of its field ``streamco``, or None for no such field.
         """
         if origin is None and self._repeated is not None and (data := self._repeated.encode(chunk)):
             return data
@@ -173,7 +173,7 @@ class _Shape:
         return event(body)
 
     def _learn(self, chunk: ChatCompletionChunk) -> None:
-        """Let the next events be made of this chunk's, if it isn't the first one of its choice, which has the role."""
+        """Use this chunk's event as the pattern for the next ones. It must not be the first of its choice, which has the role."""
         self._tries -= 1
         self._repeated = None
         choice = chunk.choices[0]
@@ -190,7 +190,7 @@ class _Shape:
         return event({**head, "choices": [], **usage, EXTENSION: {"report": report}})
 
     def ending(self, reason: str | None, origin: Json | None = None) -> bytes:
-        """Return the event with a finish reason that no chunk had; b"" if the chunks had it. ``origin``: see ``event``."""
+        """Return an event with the finish reason if no chunk had it, or b"" if the chunks had it. ``origin``: see ``event``."""
         missing = sorted(self._begun - self._finished)
         if reason is None or not missing:
             return b""
@@ -217,7 +217,7 @@ class _Shape:
         return shaped
 
     def _begin(self, chunk: ChatCompletionChunk | ChatCompletion) -> Json:
-        """Return the fields that all chunks of an answer have alike, even after a hand-over: the first chunk's, completed."""
+        """Return the fields that are the same in all chunks of an answer, even after a hand-over: the first chunk's, completed."""
         head: Json = {
             "id": chunk.id or self.objects.new_id(),
             "object": self.objects.chunk,
@@ -234,7 +234,7 @@ class _Shape:
 
 
 class ChatShape(_Shape):
-    """Response shape of ``/v1/chat/completions``."""
+    """Response format of ``/v1/chat/completions``."""
 
     objects = CHAT
 
@@ -259,10 +259,10 @@ class ChatShape(_Shape):
 
 
 class CompletionShape(_Shape):
-    """Response shape of ``/v1/completions``, which has no fields for reasoning, refusals and tool calls.
+    """Response format of ``/v1/completions``, which has no fields for reasoning, refusals and tool calls.
 
-    Endpoints answer by chat completions, so that their names for an answer are a chat's. Here it has an id of this API, and the model's
-    name is the one that the caller used.
+    Endpoints answer with chat completions, so they name the answer as a chat. Here it gets an id of this API, and the model name that the
+    caller used.
     """
 
     objects = COMPLETION

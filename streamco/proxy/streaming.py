@@ -1,4 +1,4 @@
-"""One answer to an HTTP client: as events while it is made, or whole."""
+"""Sends one answer to an HTTP client, as events while it is made, or whole."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class _Sender:
-    """Writes events and, during silence, keep-alives to one response, one write at a time. It sends keep-alives while it is entered.
+    """Writes events to one response, one write at a time, and keep-alives during silence. It sends keep-alives inside ``async with``.
 
-    A timer watches for silence, and only a keep-alive takes a task: most answers never need one.
+    A timer watches for silence, and a task is started only for a keep-alive, which most answers never need.
     """
 
     def __init__(self, request: web.Request, shape: ResponseShape, options: ProxyOptions) -> None:
@@ -82,7 +82,7 @@ class _Sender:
         self._timer = self._loop.call_later(seconds, self._on_timer)
 
     def _on_timer(self) -> None:
-        """Send a keep-alive if nothing was written for as long, and the reader does not let another write wait."""
+        """Send a keep-alive if nothing was written for its interval, and no other write is waiting for the reader."""
         silence = self._loop.time() - self._quiet_since
         if silence < self._keepalive:
             self._watch(self._keepalive - silence)
@@ -96,7 +96,7 @@ class _Sender:
         try:
             await self.events.write(self._shape.keepalive)
         except ConnectionError:
-            return  # the reader left, which cancels the handler: nothing to do here
+            return  # the reader disconnected, which cancels the handler, so there is nothing to do here
         finally:
             self._keepalive_task = None
         self._quiet_since = self._loop.time()
@@ -104,10 +104,10 @@ class _Sender:
 
 
 class OriginMarks:
-    """Encodes the chunks of one answer with what made them, and its final report.
+    """Encodes the chunks of one answer with their origin, and its final report.
 
     Args:
-        fields: makes the field of each chunk.
+        fields: makes the field ``streamco`` of each chunk.
         shape: encodes the chunks.
     """
 
@@ -120,11 +120,11 @@ class OriginMarks:
         return self._shape.event(chunk, self._fields.describe(chunk))
 
     def ending(self, reason: str | None) -> bytes:
-        """Return the event with a finish reason that no chunk had; b"" if the chunks had it."""
+        """Return an event with the finish reason if no chunk had it, or b"" if the chunks had it."""
         return self._shape.ending(reason, self._fields.describe_end())
 
     async def last_report(self) -> bytes:
-        """Return the event with the final report, when all work has ended; b"": there is none."""
+        """Wait until all work has ended, and return the event with the final report, or b"" if there is none."""
         report = await self._fields.finish()
         return b"" if report is None else self._shape.report(report)
 
@@ -146,13 +146,13 @@ async def stream_answer(
         answer: the answer, not read yet.
         shape: encodes it.
         options: the proxy's limits.
-        unknown_model: a name that the proxy doesn't have, as the caller used it; "": it has the name.
-        marks: encodes chunks with what made them; None: chunks don't say it.
-        more_headers: further headers of the response.
+        unknown_model: the requested model name if the proxy doesn't have it, otherwise "".
+        marks: encodes chunks with their origin, or None to leave it out.
+        more_headers: additional headers of the response.
 
     Raises:
         RequestError: it failed before anything was sent.
-        ConnectionError: the reader left.
+        ConnectionError: the reader disconnected.
     """
     sender = _Sender(request, shape, options)
     sender.events.response.headers.update(more_headers)
@@ -169,7 +169,7 @@ async def stream_answer(
             raise
         except Exception as error:
             if not sender.events.has_begun:
-                raise _failure_of(error, request) from error  # no name here holds it: its frames hold the request
+                raise _failure_of(error, request) from error  # not kept in a variable, because its frames refer to the request
             failure = _failure_of(error, request)
             last = b"" if marks is None else await marks.last_report()
             await sender.finish(last + shape.failing(failure))  # too late for a status
@@ -179,7 +179,7 @@ async def stream_answer(
                 ending = shape.ending(report.finish_reason)
             else:
                 if ending := marks.ending(report.finish_reason):
-                    await sender.write(ending)  # its reader need not wait for the end of all work
+                    await sender.write(ending)  # so that the reader needn't wait until all work has ended
                 ending, report = await marks.last_report(), answer.report
             await sender.finish(ending + comment(report) + shape.done())
     return sender.events.response
@@ -188,7 +188,7 @@ async def stream_answer(
 async def answer_whole(
     answer: ChatStream, shape: ResponseShape, *, unknown_model: str = "", more_headers: Mapping[str, str] = NO_HEADERS
 ) -> web.Response:
-    """Collect an answer and return it as one object; the caller closes it. The options are those of ``stream_answer``.
+    """Collect an answer and return it as one object; the caller closes it. For the options see ``stream_answer``.
 
     Raises:
         RequestError: it failed.

@@ -1,7 +1,7 @@
-"""Background tasks: requests of a front end for titles, tags and follow-up questions, which the device answers alone.
+"""Background tasks: a front end's requests for titles, tags and follow-up questions, which the device answers alone.
 
-Open WebUI sends up to four requests a message, of which the user reads one. A caller names such a request by a header; or a rule recognises
-it by its last message.
+Open WebUI sends up to four requests per message, and the user reads the answer to one of them. A caller can mark a background task with a
+header, or a rule recognises it by its last message.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from streamco.errors import ConfigError
 __all__ = ["OPEN_WEBUI", "TASK_HEADER", "TaskRules", "check_patterns"]
 
 OPEN_WEBUI = r"### Task:\n"
-"""Beginning of the messages by which Open WebUI asks for titles, tags, follow-up questions and search terms."""
+"""The beginning of the messages with which Open WebUI asks for titles, tags, follow-up questions and search terms."""
 
 _LONGEST_PATTERN = 1000  # characters
 _LOOKED_AT = 4000  # characters of a message
 
 
 class TaskRules:
-    """The rules of a proxy.
+    """The rules by which a proxy recognises background tasks.
 
     Args:
-        patterns: regular expressions, each of which the last message of a background task begins with.
-        takes_header: True if callers may name a task by ``x-streamco-task``.
+        patterns: regular expressions. A request is a background task if the beginning of its last message matches one of them.
+        takes_header: True if callers may mark and name a task with the header ``x-streamco-task``.
     """
 
     def __init__(self, patterns: Sequence[str], *, takes_header: bool) -> None:
@@ -34,10 +34,10 @@ class TaskRules:
         self._takes_header = takes_header
 
     def name_of(self, request: Request, headers: Mapping[str, str]) -> str:
-        """Return the name of the background task that a request is; "": it is none.
+        """Return the name of the background task that a request belongs to, or "" if it isn't a background task.
 
         Args:
-            request: the request; only the text of its last message is looked at, and only the beginning.
+            request: the request; only the beginning of its last message's text is checked.
             headers: the caller's headers.
         """
         named = headers.get(TASK_HEADER, "") if self._takes_header else ""
@@ -48,10 +48,10 @@ class TaskRules:
 
 
 def check_patterns(patterns: Sequence[str]) -> None:
-    """Check that all are regular expressions of a usual length.
+    """Check that all are valid regular expressions of a reasonable length.
 
     Raises:
-        ConfigError: one is none.
+        ConfigError: one isn't.
     """
     for pattern in patterns:
         if len(pattern) > _LONGEST_PATTERN:
@@ -63,7 +63,7 @@ def check_patterns(patterns: Sequence[str]) -> None:
 
 
 def _last_text(request: Request) -> str:
-    """Return the beginning of the last message's text; "": it has none."""
+    """Return the beginning of the last message's text, or "" if it has none."""
     if request.messages is None:
         return (request.prompt or "")[:_LOOKED_AT]
     last: Message = request.messages[-1] if request.messages else {}

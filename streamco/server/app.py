@@ -57,7 +57,7 @@ class Service:
     Args:
         engine: a loaded engine; the caller closes it.
         options: limits, key, latency.
-        clock: time for held pieces and keep-alives; None: the loop's.
+        clock: time for held pieces and keep-alives, or None for the loop's time.
     """
 
     def __init__(self, engine: Engine, options: ServeOptions, clock: Clock | None = None) -> None:
@@ -77,17 +77,17 @@ class Service:
 
     @property
     def active(self) -> int:
-        """Number of the engine's generations that are being read."""
+        """Number of the engine's generations in progress."""
         return len(self._works)
 
     async def stop(self, _app: web.Application | None = None) -> None:
-        """Admit no request, and end each stream with an error that its reader can distinguish from an end."""
+        """Stop admitting requests, and end each stream with an error that its reader can distinguish from a normal end."""
         self.admission.close()
         for work in list(self._works):
             work.stop("a shutdown")
 
     async def health(self, _request: web.Request) -> web.Response:
-        """Answer ``GET /health``: whether the engine's thread answers (else 503), and how many requests the server has."""
+        """Answer ``GET /health``: whether the engine's thread responds (503 if not), and how many requests the server has."""
         failure = await check_engine(self.engine, self.options.health_timeout)
         figures = {"model": self.model, "requests": self.admission.present}
         if failure is not None:
@@ -99,7 +99,7 @@ class Service:
         return model_list_answer(request, [self._card()])
 
     async def one_model(self, request: web.Request) -> web.Response:
-        """Answer ``GET /v1/models/NAME`` with the server's one model; refuse another name."""
+        """Answer ``GET /v1/models/NAME`` with the server's one model, and refuse any other name."""
         self._check_model(request.match_info["model"])
         return model_answer(request, self._card())
 
@@ -149,11 +149,11 @@ class Service:
             if self._vocabulary is None:
                 self._vocabulary = asyncio.create_task(asyncio.to_thread(encode_vocabulary, self.engine), name="streamco vocabulary")
                 self._vocabulary.add_done_callback(self._forget_failure)
-            body = await asyncio.shield(self._vocabulary)  # a caller that leaves doesn't take it from the others
+            body = await asyncio.shield(self._vocabulary)  # a caller that disconnects doesn't cancel it for the others
         return web.Response(body=body, content_type=JSON)
 
     def _forget_failure(self, task: asyncio.Task[bytes]) -> None:
-        """Let the next caller have the vocabulary made again, if that failed."""
+        """If making the vocabulary failed, let the next caller's request make it again."""
         if task.cancelled() or task.exception() is not None:
             self._vocabulary = None
 
@@ -258,13 +258,13 @@ class Service:
         }
 
     def _load_headers(self) -> dict[str, str]:
-        """Return the header with the latest first-token times; {}: there were none. All who may ask for an answer have given the key."""
+        """Return the header with the latest first-token times, or {} if there are none. Only callers with the key get that far."""
         times = self._first_token_times.quantiles(now=self.clock.now())
         return {HEADER: ", ".join(f"{seconds:g}" for seconds in times)} if times else {}
 
 
 def _chat_request(asked: TranslatedRequest) -> ChatRequest:
-    """Return the chat request of a translated one; the beginning of an answer is continued."""
+    """Return the chat request of a translated one. If its messages end with the beginning of an answer, that answer is continued."""
     open_end = {"continue_final_message": True, "add_generation_prompt": False} if asked.ends_open else {}
     return convert({**asked.chat, **open_end}, ChatRequest)
 
@@ -274,12 +274,12 @@ VERIFY: web.AppKey[VerifyService] = web.AppKey("verify", VerifyService)
 
 
 def make_app(engine: Engine, options: ServeOptions | None = None, *, clock: Clock | None = None) -> web.Application:
-    """Return the server as an aiohttp application; ``make_runner`` runs it as it should be run.
+    """Return the server as an aiohttp application. Run it with ``make_runner``, which has suitable settings.
 
     Args:
         engine: a loaded engine; the caller closes it. If it holds sequences, the server verifies drafts too.
-        options: limits, key, latency; ``serving`` alone uses host and port. None: the defaults.
-        clock: time for held pieces and keep-alives; None: the loop's.
+        options: limits, key, latency, or None for the defaults. The host and port are used only by ``serving``.
+        clock: time for held pieces and keep-alives, or None for the loop's time.
     """
     options = options or ServeOptions()
     service = Service(engine, options, clock)
@@ -301,9 +301,9 @@ def make_app(engine: Engine, options: ServeOptions | None = None, *, clock: Cloc
 
 @asynccontextmanager
 async def serving(engine: Engine, options: ServeOptions | None = None, *, clock: Clock | None = None) -> AsyncIterator[str]:
-    """Serve inside this process; yield the address for an OpenAI client's ``base_url`` (it ends in ``/v1``).
+    """Serve inside this process, and yield the address for an OpenAI client's ``base_url`` (it ends in ``/v1``).
 
-    On leaving, running streams end with an error event; the engine stays open.
+    When the block is left, running streams end with an error event. The engine stays open.
 
     Raises:
         ConfigError: other machines can reach the host and there is no key.

@@ -1,4 +1,4 @@
-"""How long a server's latest answers took to their first token, as it tells its callers (DiSCo, Appendix C)."""
+"""The times to first token of a server's latest answers, which it reports to its callers (DiSCo, Appendix C)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ FIELD = "first_token_times"  # of the model in ``/v1/models``
 HEADER = "X-Streamco-First-Token-Times"
 
 _WINDOW = 100  # answers
-_MAX_AGE_S = 600.0  # older ones say nothing about the load of now
+_MAX_AGE_S = 600.0  # older ones say nothing about the present load
 _QUANTILES = 10
 
 
 class FirstTokenTimes:
-    """The times of the latest answers, in seconds from the request to the first token, the wait for a free place included."""
+    """The times of the latest answers, in seconds from the request to the first token, including the wait for a free place."""
 
     def __init__(self) -> None:
-        self._times: deque[tuple[float, float]] = deque(maxlen=_WINDOW)  # when it came, and after how long
+        self._times: deque[tuple[float, float]] = deque(maxlen=_WINDOW)  # when each was recorded, and its seconds
 
     def record(self, seconds: float, *, now: float) -> None:
         """Add the time of an answer. ``now`` is in seconds, monotonic."""
         self._times.append((now, seconds))
 
     def quantiles(self, *, now: float) -> list[float]:
-        """Return ten equally likely times of the last 100 answers and ten minutes, ascending; of fewer than ten answers, their times."""
+        """Return ten equally likely times from the last 100 answers within ten minutes, ascending, or the times of fewer answers as is."""
         while self._times and now - self._times[0][0] > _MAX_AGE_S:
             self._times.popleft()
         times = sorted(seconds for _, seconds in self._times)

@@ -1,4 +1,4 @@
-"""Figures of a server's own generations for Prometheus: first token, pace, duration, tokens."""
+"""Prometheus figures about a server's own generations: first token, pace, duration, tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ServerMetrics:
 
     Args:
         registry: where they are registered.
-        present: returns the number of requests that the server has.
+        present: returns the number of requests in progress.
     """
 
     def __init__(self, registry: CollectorRegistry, present: Callable[[], int]) -> None:
@@ -57,9 +57,9 @@ class ServerMetrics:
         """Add a generation that has ended.
 
         Args:
-            end: its end; None: its reader left, or the server stopped.
+            end: its end, or None if its reader disconnected or the server stopped.
             seconds: seconds since the request's arrival.
-            first_token: seconds from there to the first token; None: there was none.
+            first_token: seconds from the arrival to the first token, or None if there was none.
         """
         self.duration.labels("left" if end is None else end.reason).observe(seconds)
         if first_token is not None:

@@ -16,18 +16,18 @@ __all__ = ["ServeOptions"]
 class ServeOptions(ListenOptions, frozen=True, kw_only=True):
     """Settings of the server over one engine."""
 
-    model: str | None = None  # name that clients see; None: the engine's
-    max_prompt_tokens: int | None = None  # None: as many as fit the context
-    max_tokens: int | None = None  # maximum that a request may ask for; None: as many as fit the context
+    model: str | None = None  # name that clients see, or None for the engine's
+    max_prompt_tokens: int | None = None  # None for as many as fit in the context
+    max_tokens: int | None = None  # maximum that a request may ask for, or None for as many as fit in the context
     hold: Callable[[int, float], PieceHold] | None = (
-        None  # makes what holds an answer back, of the request's number and arrival; None: nothing does
+        None  # makes the object that holds an answer back, from the request's number and arrival; None to hold back nothing
     )
-    verify: VerifyOptions | None = VerifyOptions()  # None: no drafts are verified, even if the engine holds sequences
-    api_keys: tuple[ApiKey, ...] = ()  # further keys; with more than one in all, none finds in memory what another's requests have read
+    verify: VerifyOptions | None = VerifyOptions()  # None to verify no drafts, even if the engine holds sequences
+    api_keys: tuple[ApiKey, ...] = ()  # additional keys; if there are several in all, each has its own prefix cache
 
     @property
     def keys(self) -> tuple[ApiKey, ...]:
-        """Keys that are accepted; (): none is needed."""
+        """Keys that are accepted; empty if none is needed."""
         return (*super().keys, *self.api_keys)
 
     def __post_init__(self) -> None:

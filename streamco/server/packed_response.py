@@ -24,17 +24,17 @@ _ZERO = re.compile(r"q\s*=\s*0(\.0*)?")
 
 
 def wants_packed(accepted: str, request: GenerateRequest) -> bool:
-    """Return True if the answer can be a stream in MessagePack.
+    """Return True if the answer should be a stream in MessagePack.
 
     Args:
-        accepted: the request's Accept header. A client that names no format reads another one.
-        request: its fields. Log-probabilities have no form in MessagePack, and if ids are refused there is nothing to pack.
+        accepted: the request's Accept header. A client that doesn't name the format doesn't get it.
+        request: its fields. Log-probabilities can't be sent in MessagePack, and if ids are refused there is nothing to pack.
     """
     return _accepts(accepted) and request.is_streamed and request.return_token_ids is not False and request.wanted_top is None
 
 
 def _accepts(accepted: str) -> bool:
-    """Return True if an Accept header names the format, and not with a weight of 0 (RFC 9110, section 12.4.2: "not acceptable")."""
+    """Return True if an Accept header names the format, unless with a weight of 0 (RFC 9110, section 12.4.2: "not acceptable")."""
     for each in accepted.lower().split(","):
         name, *parameters = (part.strip() for part in each.split(";"))
         if name == MSGPACK and any(_FORMAT.fullmatch(parameter) for parameter in parameters):
@@ -67,7 +67,7 @@ class PackedStream:
         return encode_opening(*self._head)
 
     def events(self, pieces: Sequence[TextPiece]) -> bytes:
-        """Return an array for the tokens that are ready together, and for each piece that can't be one with others."""
+        """Return one array for the tokens that are ready together, and one for each piece that can't be joined with others."""
         return b"".join([self._encode(piece) for piece in _joined(pieces)])
 
     def closing(self, end: GenerationEnd) -> bytes:
@@ -76,19 +76,19 @@ class PackedStream:
         return encode_ending(end.reason, usage)
 
     def failing(self, refusal: RequestError) -> bytes:
-        """Return the map that ends an answer which failed."""
+        """Return the map that ends an answer that failed."""
         return encode_error(error_object(refusal))
 
     def _encode(self, piece: TextPiece) -> bytes:
-        if piece.is_cut:  # the end comes with it, as in a stream of events
+        if piece.is_cut:  # it has the end with it, as in a stream of events
             return self._pieces.encode(piece.text, b"", "stop")
         return self._pieces.encode(piece.text, self._codec.pack_bare(piece.ids))
 
 
 def _joined(pieces: Sequence[TextPiece]) -> list[TextPiece]:
-    """Return pieces of plain text that follow one another as one: their ids are packed together.
+    """Join consecutive pieces of plain text into one, so that their ids are packed together.
 
-    Ids without text at the end are the beginning of a code point, which may never be completed: they stay apart.
+    Ids without text at the end are the beginning of a code point that may never be completed, so they stay separate.
     """
     joined: list[TextPiece] = []
     for piece in pieces:

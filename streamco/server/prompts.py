@@ -1,4 +1,4 @@
-"""Prompts: a request's messages, text or ids as tokens for the engine, within the server's limits."""
+"""Prompts: turns a request's messages, text or ids into tokens for the engine, within the server's limits."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from streamco.wire.token_frames import TokenCodec, TokenFrameError, TokenVocabul
 __all__ = ["build_generation", "encode_vocabulary", "prompt_ids", "reasoning_splitter", "render", "request_tokens", "unpack_ids"]
 
 _MARK = "\ue000"  # replaces the text of a message to be continued while the template runs; a private-use character
-# Long prompts wait for each other and for no short one; a sender that leaves takes a waiting one out of the queue.
+# Long prompts wait for each other but not for short ones. If its sender disconnects, a waiting prompt leaves the queue.
 _tokenizers = ThreadPoolExecutor(2, thread_name_prefix="streamco-tokenize")
-INLINE_BYTES = 4096  # tokenising more takes over a millisecond and so a thread of its own
+INLINE_BYTES = 4096  # tokenising more takes over a millisecond, so it is done in a thread
 
 ApiRequest = ChatRequest | CompletionRequest
 
@@ -31,7 +31,7 @@ ApiRequest = ChatRequest | CompletionRequest
 async def build_generation(
     engine: Engine, request: ApiRequest, options: ServeOptions, body_bytes: int, *, owner: str | None = None
 ) -> GenerationRequest:
-    """Return the engine's request. ``owner``: name of its key, if each key has a prefix cache of its own.
+    """Return the request to pass to the engine. ``owner``: name of the caller's API key, if each key has its own prefix cache.
 
     Raises:
         RequestError: 400, naming the field that can't be served.
@@ -45,7 +45,7 @@ async def build_generation(
     return GenerationRequest(
         prompt_ids=ids,
         sampling=request.sampling(_limit(engine, request, options, field, len(ids))),
-        top=0 if top is None else max(1, top),  # 0: the drawn token would have no probability
+        top=0 if top is None else max(1, top),  # with 0, the drawn token would have no probability
         ignore_eos=bool(request.ignore_eos),
         prefill_only=bool(request.prefill_only),
         owner=owner,
@@ -54,7 +54,7 @@ async def build_generation(
 
 
 def encode_vocabulary(engine: Engine) -> bytes:
-    """Return the JSON by which a client knows each token's bytes. Takes a moment: call it from a thread."""
+    """Return the JSON that tells a client each token's bytes. This takes a moment, so call it in a thread."""
     info = engine.info
     return msgspec.json.encode(
         {
@@ -68,11 +68,11 @@ def encode_vocabulary(engine: Engine) -> bytes:
 
 
 def reasoning_splitter(engine: Engine, request: ApiRequest, ids: Sequence[int]) -> ReasoningSplitter | None:
-    """Return what tells the answer's reasoning from its content; None: all of it is content.
+    """Return the object that separates the answer's reasoning from its content, or None if it is all content.
 
     Args:
         engine: the engine.
-        request: the request. An answer that has begun goes on with its content, and the completions API has no reasoning.
+        request: the request. An answer that has begun continues with its content, and the completions API has no reasoning.
         ids: its prompt.
     """
     if not engine.info.has_reasoning or not isinstance(request, ChatRequest):
@@ -83,10 +83,10 @@ def reasoning_splitter(engine: Engine, request: ApiRequest, ids: Sequence[int]) 
 
 
 async def request_tokens(engine: Engine, request: ApiRequest, body_bytes: int) -> list[int]:
-    """Return ``tokenize_request`` of a request, in a thread if its body is long.
+    """Call ``tokenize_request``, in a thread if the body is long.
 
     Raises:
-        RequestError: 400, as there.
+        RequestError: see ``tokenize_request``.
     """
     if body_bytes <= INLINE_BYTES:
         return tokenize_request(engine, request)
@@ -94,7 +94,7 @@ async def request_tokens(engine: Engine, request: ApiRequest, body_bytes: int) -
 
 
 def _limit(engine: Engine, request: ApiRequest, options: ServeOptions, field: str, length: int) -> int:
-    """Return the number of completion tokens for this request: as many as requested, if the context has them."""
+    """Return the number of completion tokens for this request: as many as requested, if they fit in the context."""
     context = engine.info.context_tokens
     limit = min(context - 1, options.max_prompt_tokens or context)
     if length > limit:
@@ -108,15 +108,16 @@ def _limit(engine: Engine, request: ApiRequest, options: ServeOptions, field: st
 def tokenize_request(engine: Engine, request: ApiRequest) -> list[int]:
     """Return the token ids of a request's prompt and of the beginning of its answer, if there is one. Thread-safe.
 
-    Control tokens in the text of ``prompt`` are recognised, as at llama-server and vLLM: its caller writes the template. Those in messages
-    are plain text.
+    Control tokens in the text of ``prompt`` are recognised, as in llama-server and vLLM, because its caller writes the template. In
+    messages they are plain text.
 
     Raises:
-        RequestError: 400 no tokens, foreign ids, a frame that can't be read, or messages that the model's chat template refuses.
+        RequestError: 400 there are no tokens, ids aren't in the vocabulary, a frame can't be read, or the model's chat template refuses the
+            messages.
     """
     ids = _chat_ids(engine, request) if isinstance(request, ChatRequest) else _text_ids(engine, request)
     if request.continuation_tokens_packed is not None:
-        begun = closed_prompt(engine, ids) if isinstance(request, ChatRequest) else ids  # the ids are those of content
+        begun = closed_prompt(engine, ids) if isinstance(request, ChatRequest) else ids  # the ids belong to the content
         ids = begun + unpack_ids(engine, "continuation_tokens_packed", request.continuation_tokens_packed)
     return _checked(engine, ids)
 
@@ -149,9 +150,9 @@ def render(engine: Engine, request: ChatRequest, messages: Sequence[Mapping[str,
     """Return a request's messages as the chat template's text, without the content of a message to be continued.
 
     Args:
-        engine: the engine; its template is used.
+        engine: the engine, whose template is used.
         request: the request.
-        messages: what is rendered in place of the request's messages; None: these.
+        messages: the messages to render instead of the request's, if any.
 
     Raises:
         RequestError: 400 the template refuses the messages, or leaves out the one to be continued.
@@ -178,12 +179,12 @@ def unpack_ids(engine: Engine, field: str, frame: bytes) -> list[int]:
     """Return the ids of one frame.
 
     Args:
-        engine: the engine; the ids must be of its vocabulary.
+        engine: the engine, to whose vocabulary the ids must belong.
         field: field of the request, for errors.
-        frame: bytes as ``TokenCodec.encode`` makes them.
+        frame: bytes as made by ``TokenCodec.encode``.
 
     Raises:
-        RequestError: 400, naming the field: no frame, a damaged one, or one of another vocabulary (code ``vocabulary_mismatch``).
+        RequestError: 400, naming the field: it isn't a frame, is damaged, or has another vocabulary (code ``vocabulary_mismatch``).
     """
     try:
         return TokenCodec(engine.info.vocabulary, engine.info.vocabulary_size).decode(frame)

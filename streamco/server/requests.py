@@ -1,8 +1,8 @@
 """Request bodies: JSON or MessagePack as typed fields, with OpenAI's names, ranges and error texts.
 
-Fields that OpenAI doesn't have keep the names other servers gave them: ``top_k``, ``min_p``, ``ignore_eos`` and ``return_token_ids`` are
-vLLM's; ``prompt_tokens_packed``, ``continuation_tokens_packed`` and ``prefill_only`` are this server's own (docs/serve.md). Unknown fields
-are ignored. Known fields that would change the answer and are not supported (``known_fields``) are refused by name.
+Fields that OpenAI doesn't have keep the names that other servers gave them: ``top_k``, ``min_p``, ``ignore_eos`` and ``return_token_ids``
+are vLLM's; ``prompt_tokens_packed``, ``continuation_tokens_packed`` and ``prefill_only`` are this server's own (docs/serve.md). Unknown
+fields are ignored. Known but unsupported fields that would change the answer (``known_fields``) are refused by name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from streamco.wire.openai.msgpack_body import MSGPACK, MsgpackSizeError, decode_
 __all__ = ["TOP_LOGPROBS", "ChatRequest", "CompletionRequest", "GenerateRequest", "StreamOptions", "convert", "has_messages", "parse"]
 
 TOP_LOGPROBS = MAX_TOP_LOGPROBS
-MAX_STOPS = 16  # OpenAI takes 4
+MAX_STOPS = 16  # OpenAI allows 4
 
 T = TypeVar("T", bound="GenerateRequest")
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -46,7 +46,7 @@ class GenerateRequest(Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=MIN_TOP_P, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=MAX_TOP_K)] | None = None  # -1 and 0: off
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_TOP_K)] | None = None  # -1 and 0 turn it off
     min_p: Share | None = None
     seed: int | None = None
     max_tokens: Limit | None = None
@@ -62,17 +62,17 @@ class GenerateRequest(Struct, kw_only=True):
 
     @property
     def is_streamed(self) -> bool:
-        """True if the answer is sent while it is made: as server-sent events, or in MessagePack."""
+        """True if the answer is sent while it is generated, as server-sent events or in MessagePack."""
         return bool(self.stream)
 
     @property
     def wants_usage(self) -> bool:
-        """True if a stream ends with a usage chunk, as it always does if there is no text."""
+        """True if a stream ends with a usage chunk; it always does if there is no text."""
         return bool(self.prefill_only or (self.stream_options is not None and self.stream_options.include_usage))
 
     @property
     def wanted_tokens(self) -> tuple[str, int | None]:
-        """Name and value of the field that limits the answer; None: it isn't given, or asks for no limit (-1)."""
+        """Name and value of the field that limits the answer; the value is None if it isn't given, or asks for no limit (-1)."""
         return self._limit("max_tokens")
 
     def _limit(self, name: str) -> tuple[str, int | None]:
@@ -81,7 +81,7 @@ class GenerateRequest(Struct, kw_only=True):
 
     @property
     def wanted_top(self) -> int | None:
-        """Number of alternatives sent with each token; None: no log-probabilities."""
+        """Number of alternatives to send with each token, or None for no log-probabilities."""
         raise NotImplementedError
 
     def sampling(self, max_tokens: int) -> SamplingOptions:
@@ -122,7 +122,7 @@ class GenerateRequest(Struct, kw_only=True):
 
 
 class ChatRequest(GenerateRequest, kw_only=True):
-    """Body of ``/v1/chat/completions``. ``continue_final_message`` (vLLM's) continues the last message instead of answering it."""
+    """Body of ``/v1/chat/completions``. vLLM's field ``continue_final_message`` continues the last message instead of answering it."""
 
     messages: list[dict[str, Any]]
     max_completion_tokens: Limit | None = None
@@ -160,7 +160,7 @@ class ChatRequest(GenerateRequest, kw_only=True):
 
 
 class CompletionRequest(GenerateRequest, kw_only=True):
-    """Body of ``/v1/completions``; ``prompt`` is text, token ids, or a list of one of them, unless it comes packed."""
+    """Body of ``/v1/completions``. Unless it is sent packed, ``prompt`` is text, token ids, or a list with one of them."""
 
     prompt: str | list[str | int | list[int]] | None = None
     prompt_tokens_packed: bytes | None = None
@@ -171,7 +171,7 @@ class CompletionRequest(GenerateRequest, kw_only=True):
 
     @property
     def wanted_top(self) -> int | None:
-        """Value of ``logprobs``, which is the number in this API."""
+        """Value of ``logprobs``, which is a number in this API."""
         return self.logprobs
 
     @property
@@ -204,7 +204,7 @@ class CompletionRequest(GenerateRequest, kw_only=True):
 
 
 def has_messages(body: bytes) -> bool:
-    """Return True if a body has messages, or can't be read, which ``parse`` then says."""
+    """Return True if a body has messages, or if it can't be read; then ``parse`` raises the error."""
     try:
         return "messages" in msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -212,10 +212,10 @@ def has_messages(body: bytes) -> bool:
 
 
 def parse(body: bytes, shape: type[T], media_type: str = JSON) -> T:
-    """Return a request body as its fields, checked.
+    """Parse a request body into its fields, and check them.
 
     Raises:
-        RequestError: 400, naming the field if one is at fault; 413, MessagePack with too many elements.
+        RequestError: 400, naming the field if one is at fault; 413 the MessagePack has too many elements.
     """
     if media_type == MSGPACK:
         return convert(_unpack(body), shape)
@@ -231,7 +231,7 @@ def parse(body: bytes, shape: type[T], media_type: str = JSON) -> T:
 
 
 def convert(fields: dict[str, Any], shape: type[T]) -> T:
-    """Return decoded fields as a request's, checked.
+    """Convert decoded fields to a request's, and check them.
 
     Raises:
         RequestError: 400, naming the field if one is at fault.
@@ -246,11 +246,11 @@ def convert(fields: dict[str, Any], shape: type[T]) -> T:
 
 
 def _refuse_unkept(fields: Mapping[str, Any], decode: Callable[[Any], Any] = lambda value: value) -> None:
-    """Refuse fields that are known to ask for an answer which this server can't give. Others are ignored.
+    """Refuse fields that are known to ask for an answer that this server can't give. Unknown fields are ignored.
 
     Args:
         fields: a body's fields.
-        decode: gives their values.
+        decode: decodes their values.
 
     Raises:
         RequestError: 400, naming the field.
@@ -270,7 +270,7 @@ def _unpack(body: bytes) -> dict[str, Any]:
 
 
 def _explain(text: str) -> RequestError:
-    """Translate ``Expected `float` <= 2.0 - at `$.temperature``` into this server's words, with the field's name apart."""
+    """Translate ``Expected `float` <= 2.0 - at `$.temperature``` into this server's wording, with the field's name separate."""
     reason, _, path = text.replace(" - at `key` in `$", " - at `$").partition(" - at `$.")
     path = path.removesuffix("`").removesuffix("[...]")
     if missing := re.search(r"missing required field `(\w+)`", reason):

@@ -1,4 +1,4 @@
-"""Answers: what the engine made, in the shapes of OpenAI's chat completions and completions, whole and as server-sent events."""
+"""Answers in the formats of OpenAI's chat completions and completions, whole or as server-sent events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Detokenize = Callable[[Sequence[int]], bytes]
 
 
 def usage_of(timings: GenerationTimings) -> Json:
-    """Return OpenAI's usage object; ``cached_tokens`` are prompt tokens found in the KV cache."""
+    """Return OpenAI's usage object. ``cached_tokens`` counts the prompt tokens found in the KV cache."""
     return {
         "prompt_tokens": timings.prompt_tokens,
         "completion_tokens": timings.completion_tokens,
@@ -36,19 +36,19 @@ class StreamFormat(Protocol):
 
     @property
     def keepalive(self) -> bytes:
-        """Bytes that mean nothing, for a reader that waits."""
+        """Bytes without meaning, to send while the reader is waiting."""
         ...
 
     def opening(self) -> bytes:
-        """Return what comes before the first piece."""
+        """Return the bytes that come before the first piece."""
         ...
 
     def events(self, pieces: Sequence[TextPiece]) -> bytes:
-        """Return the pieces, each by itself."""
+        """Return the encoded pieces, each by itself."""
         ...
 
     def closing(self, end: GenerationEnd) -> bytes:
-        """Return the end: finish reason, usage if requested."""
+        """Return the end: the finish reason, and the usage if requested."""
         ...
 
     def failing(self, refusal: RequestError) -> bytes:
@@ -76,7 +76,7 @@ class _Answer:
         model: the model's name as the client knows it.
         created: seconds since the epoch.
         detokenize: the engine's method.
-        top: number of alternatives sent with each token; None: no log-probabilities.
+        top: number of alternatives to send with each token, or None for no log-probabilities.
         wants_ids: send token ids (vLLM's ``return_token_ids``).
         wants_usage: end a stream with usage; its other chunks have ``"usage": null``.
         prompt_ids: the prompt, sent with the first chunk if ids are sent.
@@ -143,7 +143,7 @@ class _Answer:
         choice = make_choice(0, self.chunk_field, self._piece_content(piece))
         if self._top is not None and not piece.is_reasoning:
             choice["logprobs"] = self._logprobs([piece])
-        if piece.is_cut:  # the end comes with it: a client that loses the connection in between must not go on after the stop string
+        if piece.is_cut:  # it has the end with it: a client that loses the connection in between must not continue after the stop string
             self._has_stopped = True
             choice["finish_reason"] = "stop"
         elif self._wants_ids:
@@ -173,7 +173,7 @@ class ChatResponse(_Answer):
     chunk_field = "delta"
 
     def opening(self) -> bytes:
-        """Return a chunk with the role, as OpenAI sends it."""
+        """Return a chunk with the role, as OpenAI does."""
         chunk = self._chunk([make_choice(0, "delta", {"role": "assistant", "content": ""})])
         if self._wants_ids:
             chunk["prompt_token_ids"] = self._prompt_ids
@@ -230,7 +230,7 @@ class CompletionResponse(_Answer):
         }
 
     def _name(self, token: int) -> str:
-        """Return the token's text; if it's a part of a character its bytes, as at OpenAI: alternatives go by names, which must differ."""
+        """Return the token's text, or its bytes if it's part of a character, as OpenAI does. Names are keys here, so they must differ."""
         data = self._detokenize([token])
         try:
             return data.decode()

@@ -1,4 +1,4 @@
-"""One HTTP answer: a stream while the engine generates, or one JSON object at the end."""
+"""One HTTP answer, sent as a stream while the engine generates or as one JSON object at the end."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["answer_whole", "stream_answer"]
 async def stream_answer(
     request: web.Request, work: GenerationReader, answer: StreamFormat, options: ServeOptions, clock: Clock, *, headers: Mapping[str, str]
 ) -> web.StreamResponse:
-    """Send an answer while it is generated; ``headers``: those of the response beside the format's.
+    """Send an answer while it is generated. ``headers`` are sent in addition to the format's.
 
     Raises:
         RequestError: it failed before anything was sent.
-        ConnectionError: the reader left.
+        ConnectionError: the reader disconnected.
     """
     stream = EventStream(request, options.reader_timeout, {**answer.headers, **headers})
     try:
@@ -36,7 +36,7 @@ async def stream_answer(
     except Exception:
         if not stream.has_begun:
             raise
-        # too late for a status: another response inside this one would be no HTTP
+        # too late for a status: another response inside this one wouldn't be HTTP
         logger.exception("%s %s failed in mid-stream", request.method, request.path)
         await stream.close(answer.failing(RequestError(500, "server: expected to finish the answer, got an internal error")))
     return stream.response
@@ -69,11 +69,11 @@ async def _send(stream: EventStream, work: GenerationReader, answer: StreamForma
 async def answer_whole(
     request: web.Request, work: GenerationReader, answer: ResponseFormat, options: ServeOptions, clock: Clock, *, headers: Mapping[str, str]
 ) -> web.Response:
-    """Collect an answer and return it as one object; ``headers``: further ones of the response.
+    """Collect an answer and return it as one object. ``headers`` are added to the response.
 
     Raises:
         RequestError: it failed.
-        ConnectionError: the client left.
+        ConnectionError: the client disconnected.
     """
     while True:
         _check_reader(request)
@@ -90,7 +90,7 @@ async def answer_whole(
 
 
 def _failure(work: GenerationReader, end: GenerationEnd | None) -> RequestError | None:
-    """Return the error that ended the answer; None: there is none."""
+    """Return the error that ended the answer, or None if there was none."""
     if work.stopped_by is not None:
         return RequestError(503, f"server: expected to finish the answer, got {work.stopped_by}", code="shutdown")
     if end is None or end.reason in {"stop", "length"}:
@@ -101,6 +101,6 @@ def _failure(work: GenerationReader, end: GenerationEnd | None) -> RequestError 
 
 
 def _check_reader(request: web.Request) -> None:
-    """Raise if the connection is lost, so that a dead reader keeps no sequence busy. Without handler cancellation it shows only here."""
+    """Raise if the connection is lost, so that no sequence stays busy for it. Without handler cancellation, only this check notices."""
     if request.transport is None or request.transport.is_closing():
         raise ConnectionResetError("reader: expected a connection, got a closed one")

@@ -1,4 +1,4 @@
-"""Answers of the engine in the form of a translated API: its pieces as chat chunks, encoded by that API's encoder."""
+"""The engine's answers in the format of a translated API: its pieces become chat chunks, which that API's encoder encodes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["TranslatedResponse"]
 
 
 class TranslatedResponse:
-    """A response format over an ``AnswerEncoder``; see ``ResponseFormat``.
+    """A response format that uses an ``AnswerEncoder``; see ``ResponseFormat``.
 
     Args:
         encoder: the API's encoder.
         detokenize: the engine's method.
-        top: number of alternatives sent with each token; None: no log-probabilities.
+        top: number of alternatives to send with each token, or None for no log-probabilities.
     """
 
     headers: Mapping[str, str] = HEADERS
@@ -34,11 +34,11 @@ class TranslatedResponse:
 
     @property
     def keepalive(self) -> bytes:
-        """Bytes that mean nothing, for a reader that waits."""
+        """Bytes without meaning, to send while the reader is waiting."""
         return self._encoder.keepalive
 
     def opening(self) -> bytes:
-        """Return what comes before the first piece."""
+        """Return the bytes that come before the first piece."""
         return self._encoder.opening()
 
     def events(self, pieces: Sequence[TextPiece]) -> bytes:
@@ -46,7 +46,7 @@ class TranslatedResponse:
         return b"".join([self._encoder.event(self._chunk(piece)) for piece in pieces])
 
     def closing(self, end: GenerationEnd) -> bytes:
-        """Return the events that end the answer, the usage and the stop string among them."""
+        """Return the events that end the answer, including the usage and the stop string."""
         return self._encoder.event(_last_chunk(end)) + self._encoder.ending(end.reason) + self._encoder.done()
 
     def failing(self, refusal: RequestError) -> bytes:

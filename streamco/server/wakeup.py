@@ -1,8 +1,8 @@
-"""Wake-ups: from the engine's thread to the coroutine of one request.
+"""Wake-ups from the engine's thread to the coroutine of one request.
 
-The engine calls ``wake`` once for each burst of a sequence. ``WakeCoalescer`` turns all calls that come before the loop has run into a
-single loop wake-up. A ``GenerationReader`` is one generation read by one coroutine. It takes pieces only when its reader asks for some. So
-a slow HTTP reader fills the generation's ring and parks that sequence, but not the engine's thread or other sequences.
+The engine calls ``wake`` once for each burst of a sequence. ``WakeCoalescer`` merges all calls that come before the loop has run into a
+single wake-up of the loop. A ``GenerationReader`` is one generation, read by one coroutine. It takes pieces only when its reader asks for
+some. So a slow HTTP reader fills the generation's ring and pauses that sequence, but not the engine's thread or other sequences.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from streamco.engines.llamacpp.reasoning import ReasoningSplitter
 
 __all__ = ["WakeEvent", "Clock", "LoopClock", "PieceHold", "WakeCoalescer", "GenerationReader"]
 
-MAX_HELD_PIECES = 1024  # pieces that a ``PieceHold`` may have; beyond this the ring fills and the sequence parks
+MAX_HELD_PIECES = 1024  # pieces that a ``PieceHold`` may have; beyond this the ring fills and the sequence pauses
 TIMER_SLACK = 0.001  # s; uvloop rounds timers to milliseconds and may fire early
 
 
@@ -29,12 +29,12 @@ class WakeEvent:
         self._is_set = False
 
     def wake(self) -> None:
-        """Set the event and wake the waiter; if there is none, the next wait returns at once. Loop thread only."""
+        """Set the event and wake the waiter. If there is none, the next wait returns at once. Call it only on the loop's thread."""
         self._is_set = True
         self._settle(True)
 
     async def wait(self, deadline: float | None) -> bool:
-        """Return True once the event is set, False at ``deadline`` (loop time; None: never). Safe to cancel: no wake-up is lost."""
+        """Return True once the event is set, or False at ``deadline`` (loop time, if any). Safe to cancel: no wake-up is lost."""
         if not self._is_set:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
@@ -54,14 +54,14 @@ class WakeEvent:
 
 
 class Clock(Protocol):
-    """Source of a server's time; tests have their own."""
+    """A server's source of time; tests use their own."""
 
     def now(self) -> float:
         """Return seconds on a monotonic clock."""
         ...
 
     async def wait(self, event: WakeEvent, deadline: float | None) -> bool:
-        """Return True once the event is set, False at ``deadline``; see ``WakeEvent.wait``."""
+        """Return True once the event is set, or False at ``deadline``; see ``WakeEvent.wait``."""
         ...
 
 
@@ -81,12 +81,12 @@ class Wakeable(Protocol):
     """Anything that can be woken on the loop."""
 
     def wake(self) -> None:
-        """React to something that has come; called on the loop."""
+        """React to the wake-up; called on the loop."""
         ...
 
 
 class WakeCoalescer:
-    """Coalesces the engine's wake calls into one loop wake-up. Create it inside the loop that reads."""
+    """Merges the engine's wake calls into one wake-up of the loop. Create it inside the loop that reads."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -110,17 +110,17 @@ class WakeCoalescer:
         except RuntimeError:
             if not self._loop.is_closed():
                 raise
-            # the loop was closed before the engine: nothing is left to wake, and the engine's thread must live until it is closed
+            # the loop was closed before the engine: nothing is left to wake up, and the engine's thread must survive until it is closed
 
     def _wake_pending(self) -> None:
-        # cleared first: a wake that comes during the loop below schedules another round and isn't missed
+        # cleared first, so that a wake during the loop below schedules another round and isn't missed
         self._is_scheduled = False
         while self._pending:
             self._pending.popleft().wake()
 
 
 class PieceHold(Protocol):
-    """Holds the pieces of one answer back until they may leave: the hook for times other than the engine's own.
+    """Holds the pieces of one answer back until they may leave: a hook for timing other than the engine's own.
 
     ``streamco.emulation`` has an implementation that imitates a measured server. Times are seconds on the server's clock.
     """
@@ -139,7 +139,7 @@ class PieceHold(Protocol):
         ...
 
     def due(self) -> float | None:
-        """Return the time at which ``pop`` has something next; None: not before more is pushed."""
+        """Return the time at which ``pop`` next has something to return, or None if it won't until more is pushed."""
         ...
 
 
@@ -151,12 +151,12 @@ class GenerationReader:
         request: what to generate.
         waker: coalesces the wake-ups of this loop.
         clock: time for deadlines and ``hold``.
-        hold: holds pieces back; None: pieces leave as they come.
-        splitter: tells reasoning from content; None: all is content.
+        hold: holds pieces back, or None to pass them on as they come.
+        splitter: separates reasoning from content, or None if everything is content.
 
     Attributes:
-        first_at: the clock's time when the first piece left; None: none has left.
-        end: the generation's end, when it has left; None: not yet, or its reader stopped before.
+        first_at: the clock's time when the first piece left, or None if none has left.
+        end: the generation's end once it has left, or None before that or if its reader stopped early.
 
     Raises:
         EngineError: the engine refused the request.
@@ -184,11 +184,11 @@ class GenerationReader:
 
     @property
     def stopped_by(self) -> str | None:
-        """Reason that ``stop`` was called with; None: it was not."""
+        """The reason that ``stop`` was called with, or None if it wasn't called."""
         return self._stopped_by
 
     async def receive(self, deadline: float | None) -> tuple[list[TextPiece], GenerationEnd | None] | None:
-        """Return the next burst; the end comes with or after the last one, and nothing after it.
+        """Return the next burst. The end comes with or after the last one.
 
         Safe to cancel: nothing is lost.
 
@@ -208,7 +208,7 @@ class GenerationReader:
         return None
 
     def stop(self, reason: str) -> None:
-        """Cancel the generation and wake its reader; idempotent, the first reason stays."""
+        """Cancel the generation and wake its reader. Idempotent; the first reason is kept."""
         if self._stopped_by is None:
             self._stopped_by = reason
             if not self._has_ended:
@@ -216,7 +216,7 @@ class GenerationReader:
             self._event.wake()
 
     def _collect(self) -> tuple[list[TextPiece], GenerationEnd | None, float | None]:
-        """Return the pieces and the end that may leave now, and the time when there will be more; None: not known."""
+        """Return the pieces and the end that may leave now, and the time when there will be more, or None if it isn't known."""
         hold = self._hold
         if hold is None:
             return *self._take(), None

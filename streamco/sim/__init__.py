@@ -1,1 +1,1 @@
-"""The same machines in virtual time."""
+"""Simulations that run the live client's and server's state machines in virtual time."""

@@ -1,4 +1,4 @@
-"""Driver that runs a core machine in SimPy: it feeds events, carries out commands and keeps the deadline."""
+"""A driver that runs a core machine in SimPy: it passes on events, carries out commands and keeps the deadline."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def call_at(env: simpy.Environment, delay: float, function: Callable[[], None]) 
 
 
 class SimulatedMachine(ABC, Generic[EventT, CommandT]):
-    """Base class of the drivers that run one machine in virtual time.
+    """Base class for drivers that run one machine in virtual time.
 
     Args:
         log: collects (now, event or None, commands) of every step.
@@ -76,7 +76,7 @@ class SimulatedMachine(ABC, Generic[EventT, CommandT]):
         self._armed = deadline
 
     def _on_deadline(self, deadline: float) -> None:
-        if deadline == self._armed:  # otherwise the machine has moved or dropped it since
+        if deadline == self._armed:  # otherwise the machine has changed or dropped it since
             self._armed = None
             self.machine.handle_deadline(now=max(deadline, self._env.now))
             self._carry_out(None)

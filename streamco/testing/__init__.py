@@ -1,4 +1,4 @@
-"""Public fakes for tests of applications that embed streamco."""
+"""Public fakes for testing applications that embed streamco."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice,
 __all__ = ["ScriptItem", "ScriptedEndpoint", "ScriptedStream", "text_chunk"]
 
 ScriptItem = str | ChatCompletionChunk | EndpointError | None
-"""One item of a script: text of one token, a whole chunk, an error to raise, or None: silence until cancelled."""
+"""One item of a script: the text of one token, a whole chunk, an error to raise, or None to stay silent until cancelled."""
 
 
 def text_chunk(text: str, *, finish_reason: str | None = None, ids: list[int] | None = None) -> ChatCompletionChunk:
@@ -26,7 +26,7 @@ def text_chunk(text: str, *, finish_reason: str | None = None, ids: list[int] | 
 
 
 class ScriptedStream:
-    """One run of a script. Times count from its opening, so a slow reader gets overdue items at once."""
+    """One run of a script. Times are measured from its opening, so a slow reader gets overdue items at once."""
 
     def __init__(self, endpoint: ScriptedEndpoint, request: Request) -> None:
         self.request = request
@@ -46,7 +46,7 @@ class ScriptedStream:
         self._stop = loop.create_future()
 
     async def receive(self) -> TokensReceived | StreamEnded:
-        """Wait for the time of the next scripted item, and return it."""
+        """Wait until the next scripted item is due, and return it."""
         if self.request.prefill_only:
             return await self._prepare()
         script = self._endpoint.script
@@ -112,7 +112,7 @@ class ScriptedStream:
 
 
 def _copy(error: EndpointError, partial: str) -> EndpointError:
-    """Copy an error, because each stream of one script fails with an error object of its own, as real streams do."""
+    """Copy an error, because each stream of a script fails with its own error object, as real streams do."""
     copy = type(error).__new__(type(error), *error.args)
     copy.__dict__.update(error.__dict__, partial=partial)
     return copy
@@ -121,30 +121,31 @@ def _copy(error: EndpointError, partial: str) -> EndpointError:
 class ScriptedEndpoint:
     """An endpoint that answers every request with the same script.
 
-    A request that continues an answer of n tokens gets the script from its item n on. A request with ``prefill_only`` gets an end with the
-    usage; if ``capabilities.pre_copy`` is "warm", a token comes before it.
+    A request that continues an answer of n tokens gets the script from item n on. A request with ``prefill_only`` gets only the end, with
+    the usage; if ``capabilities.pre_copy`` is "warm", one token comes before it.
 
     Args:
         name: the endpoint's name in reports.
         script: (seconds after opening, item) in order; after the last item the stream ends properly.
         kind: the side that it plays.
-        cancel_takes: seconds that a cancel needs.
-        ends_after: seconds from opening to the end. None: right after the last item, or never if the script is empty.
-        tokens: prompt length that ``count_tokens`` reports; None: unknown.
-        usage: token counts that are sent with the end; None: none.
-        prices: prices of its tokens; None: free.
-        capabilities: its capabilities; None: the defaults.
-        start_error: error that ``start`` raises; None: it succeeds.
+        cancel_takes: seconds that a cancel takes.
+        ends_after: seconds from opening to the end. With None, right after the last item, or never if the script is empty.
+        tokens: prompt length that ``count_tokens`` reports, or None if it isn't known.
+        usage: token counts that are sent with the end, if any.
+        prices: prices of its tokens, or None if they are free.
+        capabilities: its capabilities, or None for the defaults.
+        start_error: error that ``start`` raises, or None to succeed.
         prepare_takes: seconds that a request with ``prefill_only`` takes.
-        prefill_s: further seconds for each token of the prompt and the answer's beginning, if no request with ``prefill_only`` has read it
-            before. A request that continues an answer takes them too.
-        prepare_error: error in place of the end of a request with ``prefill_only``; None: it succeeds.
-        probability: its model's own probability of each of its tokens, 0..1; None: it doesn't tell.
+        prefill_s: additional seconds for each token of the prompt and the answer's beginning that no request with ``prefill_only`` has
+            read before. A request that continues an answer takes them too.
+        prepare_error: error in place of the end of a request with ``prefill_only``, or None to succeed.
+        probability: the probability that its model gives each of its tokens, 0..1, or None if it doesn't report probabilities.
 
     Attributes:
         streams: all streams that were opened.
-        active: number of streams that hold their connection or sequence.
-        prepared: the beginnings that requests with ``prefill_only`` have read to the end, in order; None: the prompt alone.
+        active: number of streams that still hold their connection or sequence.
+        prepared: for each request with ``prefill_only`` that has finished, in order, the beginning that it read, or None if it read the
+            prompt alone.
     """
 
     def __init__(
@@ -191,7 +192,7 @@ class ScriptedEndpoint:
             raise self._start_error
 
     def open(self, request: Request) -> ScriptedStream:
-        """Begin the script for a request."""
+        """Start the script for a request."""
         stream = ScriptedStream(self, request)
         self.streams.append(stream)
         self.active += 1

@@ -1,4 +1,4 @@
-"""A scripted engine: it writes a given text at given times, without a model."""
+"""A scripted engine, which writes a given text at given times, without a model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Script = str | Sequence[str] | Callable[[GenerationRequest], Sequence[str]]
 
 
 class FakeVocabulary:
-    """A vocabulary of words, each with the space before it. Ids count up in the order in which words are first seen. Thread-safe.
+    """A vocabulary of words, each with the space before it. Ids are assigned in the order in which words are first seen. Thread-safe.
 
     Args:
         name: name that the fingerprint is made from.
@@ -48,7 +48,7 @@ class FakeVocabulary:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint; equal for vocabularies of one name and size."""
+        """The fingerprint; equal for vocabularies of the same name and size."""
         return f"{self.size}:{hashlib.sha256(self.name.encode()).hexdigest()[:16]}"
 
     def encode(self, text: str) -> list[int]:
@@ -86,30 +86,30 @@ WORDS = FakeVocabulary()
 
 
 class FakeEngine:
-    """An engine that answers every request with a script, one piece a token. Implements ``HoldingEngine``.
+    """An engine that answers every request with a script, one token per piece. Implements ``HoldingEngine``.
 
-    ``successor`` predicts the tokens of held sequences. Without it, a held sequence continues the script from the longest beginning of the
-    script that its ids end with; ``end_id`` follows the script.
+    ``successor`` predicts the tokens of held sequences. Without it, a held sequence continues the script after the longest beginning of it
+    that the sequence's ids end with; ``end_id`` follows the script.
 
-    Prompts of requests with ``prefill_only`` are kept for ever. Prompts that begin like one of them need less time, and their timings
+    Prompts of requests with ``prefill_only`` are kept forever. Prompts that begin like one of them take less time, and their timings
     show that.
 
     Args:
         script: a text (split into words), the pieces themselves, or a function from the request to the pieces.
-        mode: ``instant``: all pieces are ready when ``submit`` returns; ``thread``: a thread writes them in time; ``manual``: they come
-            when the test calls ``step``.
+        mode: with ``instant``, all pieces are ready when ``submit`` returns; with ``thread``, a thread writes them on time; with
+            ``manual``, they come when the test calls ``step``.
         prefill_s: seconds per prompt token before the first piece (thread).
         token_s: seconds before each further piece (thread).
-        ring_tokens: number of pieces buffered before the generation is parked.
-        fail_after: end with an error after this many pieces; None: never.
+        ring_tokens: number of pieces to buffer before the generation is paused.
+        fail_after: end with an error after this many pieces, or None to never fail.
         context_tokens: longest prompt, in tokens.
-        vocabulary: engines with the same vocabulary understand each other's ids. None: one that all engines share.
+        vocabulary: engines with the same vocabulary understand each other's ids. None for one that all engines share.
         successor: the model of held sequences, from ids to the probabilities of the next id; ``FakeDistribution`` makes pairs of models.
-        held_sequences: number of held sequences with memory at once.
-        step_time: seconds of a batch of held sequences, from the number of sequences that write and of tokens that are read; in place of
-            ``prefill_s`` and ``token_s`` (thread).
+        held_sequences: number of held sequences that can have memory at once.
+        step_time: a function from the number of sequences that write and the number of tokens that are read to the seconds that a batch of
+            held sequences takes; used instead of ``prefill_s`` and ``token_s`` (thread).
         name: name of the model.
-        probability: probability with which it gives each of its tokens, 0..1, or a function from the request to that.
+        probability: probability that it reports for each of its tokens, 0..1, or a function from the request to this probability.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class FakeEngine:
         return self.vocabulary.encode(text)
 
     def detokenize(self, ids: Sequence[int]) -> bytes:
-        """Return the words of the ids; the end token has none."""
+        """Return the text of the ids; the end token has none."""
         return self.vocabulary.decode([token for token in ids if token != self.end_id]).encode()
 
     def apply_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
@@ -188,7 +188,7 @@ class FakeEngine:
         return "".join(lines) + ("assistant:" if add_generation_prompt else "")
 
     def submit(self, request: GenerationRequest, wake: Callable[[], None]) -> Generation:
-        """Begin to answer a request with the script.
+        """Start to answer a request with the script.
 
         Raises:
             EngineError: the engine is closed, or the prompt is empty or doesn't fit the context.
@@ -218,11 +218,11 @@ class FakeEngine:
         wake()
 
     def together(self) -> AbstractContextManager[None]:
-        """Return a context manager; tasks that are submitted inside it begin together."""
+        """Return a context manager. Tasks that are submitted inside it start together."""
         return self.sequences.together()
 
     def row_costs(self) -> Mapping[int, float]:
-        """Return the seconds of a batch of verification rows by its rows, as ``step_time`` imposes them; {}: it was not given."""
+        """Return the seconds that ``step_time`` gives a batch of verification rows, by number of rows; {} without ``step_time``."""
         return {} if self.step_time is None else {rows: max(1e-6, self.step_time(0, rows)) for rows in range(1, 33)}
 
     @property
@@ -235,7 +235,7 @@ class FakeEngine:
 
         Raises:
             EngineError: the engine is closed.
-            UsageError: the label has no hash.
+            UsageError: the label isn't hashable.
         """
         return self.sequences.hold(label, owner=owner)
 
@@ -245,7 +245,7 @@ class FakeEngine:
         return {script[found] if found < len(script) else self.end_id: 1.0}
 
     def count_kept(self, ids: Sequence[int], owner: str | None = None) -> int:
-        """Return how many tokens at the beginning of an owner's prompt are kept; never the last: its successor must be computed."""
+        """Return how many of an owner's leading prompt tokens are kept; never the last, because its successor must be computed."""
         lengths = [common_prefix_length(kept, list(ids)) for holder, kept in self.kept if holder == owner]
         return min(max(lengths, default=0), len(ids) - 1)
 
@@ -256,7 +256,7 @@ class FakeEngine:
         return re.findall(r"\s*\S+|\s+$", script) if isinstance(script, str) else list(script)
 
     def step(self, count: int = 1) -> None:
-        """Let every running generation write ``count`` more pieces, and run as many batches of held sequences (manual)."""
+        """Have every running generation write ``count`` more pieces, and run as many batches of held sequences (manual)."""
         for generation in list(self.generations):
             generation.write(count)
         for _ in range(count):
@@ -297,7 +297,7 @@ class FakeGeneration:
         return self._is_cancelled
 
     def begin(self, mode: Mode) -> None:
-        """Start to write pieces."""
+        """Start writing pieces."""
         if mode == "thread":
             self._thread = threading.Thread(target=self._run, name="streamco-fake", daemon=True)
             self._thread.start()
@@ -305,14 +305,14 @@ class FakeGeneration:
             self.write(len(self._script) + 1)
 
     def take(self) -> tuple[list[TextPiece], GenerationEnd | None]:
-        """Return all pieces since the last call, and with the last of them the end."""
+        """Return all pieces since the last call, and the end along with the last ones."""
         with self._changed:
             pieces, self._ready = self._ready, []
             self._is_awaited = True
             self._changed.notify_all()
             end = self._end
         if end is None and self._engine.mode == "instant" and pieces:
-            self.write(len(self._script) + 1)  # it may have been parked
+            self.write(len(self._script) + 1)  # the buffer may have been full
         return pieces, end
 
     def cancel(self) -> None:
@@ -334,7 +334,7 @@ class FakeGeneration:
             self._is_paused = True
 
     def resume(self) -> None:
-        """Go on after ``pause``."""
+        """Continue after ``pause``."""
         with self._changed:
             self._is_paused = False
             self._changed.notify_all()
@@ -347,7 +347,7 @@ class FakeGeneration:
             self._thread.join()
 
     def write(self, count: int) -> None:
-        """Write up to ``count`` pieces, as many as fit the buffer. The end comes after the last one."""
+        """Write up to ``count`` pieces, as many as fit in the buffer. The end comes after the last one."""
         wakes = False
         with self._changed:
             for _ in range(count):
@@ -418,5 +418,5 @@ def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     if content is not None and not isinstance(content, list | tuple):
-        raise EngineError(f"content: expected text or parts, got {type(content).__name__}")  # as a model's template refuses it
+        raise EngineError(f"content: expected text or parts, got {type(content).__name__}")  # a model's template refuses it too
     return "".join(part.get("text", "") for part in content or ())

@@ -1,7 +1,7 @@
-"""A TCP proxy with scripted faults: it delays, splits, stalls, cuts inside an event, resets, or answers by itself.
+"""A TCP proxy with scripted faults: it delays, splits, stalls, cuts inside an event, resets, or answers in the server's place.
 
-It runs between a test's client and server on the loopback. Its faults are data (``Faults``), read for each connection. A test can also
-stall, cut or reset live connections directly.
+It runs between a test's client and server on the loopback. Its faults are data (``Faults``), read anew for each connection. A test can
+also stall, cut or reset open connections directly.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class FaultProxy(Listener):
 
     Args:
         port: the server's port on 127.0.0.1.
-        faults: the faults of each new connection, or a function that is called for each one (``FaultPlan``). Assign to the attribute
-            ``faults`` to change them for later connections.
+        faults: the faults of each new connection, or a function that returns them and is called for each one (such as a ``FaultPlan``).
+            Assign to the attribute ``faults`` to change them for later connections.
 
     Attributes:
         connections_total: connections accepted so far.
@@ -51,12 +51,12 @@ class FaultProxy(Listener):
         return len(self._relays)
 
     def stall(self) -> None:
-        """Stop passing bytes on all open connections, until ``resume``."""
+        """Stop passing bytes on, on all open connections, until ``resume``."""
         for relay in self._relays:
             relay.passing.clear()
 
     def resume(self) -> None:
-        """Pass bytes again after ``stall``."""
+        """Pass bytes on again after ``stall``."""
         for relay in self._relays:
             relay.passing.set()
 
@@ -95,7 +95,7 @@ class FaultProxy(Listener):
 
 @contextlib.asynccontextmanager
 async def _target(port: int, faults: Faults) -> AsyncIterator[int]:
-    """Give the port to pass bytes on to: the server's, or that of a scripted server with the proxy's own answer."""
+    """Yield the port to pass bytes on to: the server's, or the port of a scripted server that gives the proxy's own answer."""
     if faults.answer is None:
         yield port
         return
@@ -118,7 +118,7 @@ class _Relay:
 
     def reset(self) -> None:
         raw = self.client.get_extra_info("socket")
-        with contextlib.suppress(OSError):  # the peer may have left first
+        with contextlib.suppress(OSError):  # the peer may have disconnected first
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.client.transport.abort()
 
@@ -186,7 +186,7 @@ class _Relay:
             await writer.drain()
 
     async def _relay_responses(self, reader: asyncio.StreamReader, body_fault: BodyFault) -> None:
-        """Pass responses on, with framing of their own, until the fault or the server ends the connection."""
+        """Pass responses on, framed anew, until the fault or the server ends the connection."""
         responses = ResponseReader()
         finder: BodyPositionFinder | ObjectPositionFinder | None = None
         untouched, is_dropping, is_over = body_fault.answers, False, False
@@ -211,7 +211,7 @@ class _Relay:
                     untouched, is_dropping = max(0, untouched - 1), False
 
     async def _apply(self, body_fault: BodyFault, piece: bytes, position: int, *, is_chunked: bool) -> bool:
-        """Apply the fault at this position of a piece of the body; return False if it ends the connection."""
+        """Apply the fault at this position in a piece of the body, and return False if it ends the connection."""
         before, rest = piece[:position], piece[position:]
         if body_fault.kind in {"pause", "end"} or not rest:
             await self._pass(self.client, _framed(before, is_chunked=is_chunked))
@@ -235,7 +235,7 @@ class _Relay:
 
 
 def _find_in(media_type: str, fault: BodyFault) -> BodyPositionFinder | ObjectPositionFinder:
-    """Return the finder of a fault's position in a body of this type; an object of MessagePack counts as an event."""
+    """Return the finder of a fault's position in a body of this type. In MessagePack, each object counts as an event."""
     if media_type == MSGPACK:
         return ObjectPositionFinder(fault.events, fault.offset)
     return BodyPositionFinder(fault.events, fault.offset, in_character=fault.in_character)

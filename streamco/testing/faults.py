@@ -1,4 +1,4 @@
-"""Faults of a ``FaultProxy`` as data, and plans that draw them at random from a seed."""
+"""The faults of a ``FaultProxy`` as data, and plans that draw them at random from a seed."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["FAULT_KINDS", "FaultPlan", "Faults", "BodyFault", "draw_faults"]
 
 
 class BodyFault(Struct, frozen=True, kw_only=True):
-    """A fault in the middle of a response's body. Its position counts bytes of the body, without headers and chunk framing.
+    """A fault in the middle of a response's body. Its position is counted in bytes of the body, without headers and chunk framing.
 
     Args:
-        kind: what happens, after ``data`` was sent as part of the body:
+        kind: what happens, after ``data`` has been sent as part of the body:
             ``cut``: the connection is closed (FIN), inside a chunk if the position is inside one;
             ``reset``: the connection is reset (RST);
             ``stall``: nothing more comes, and the connection stays open;
             ``pause``: nothing comes for ``seconds``, then the rest comes;
             ``end``: the body ends as HTTP requires, and the rest of the server's body is dropped;
             ``garbage``: ``data`` is sent in place of framing and body, then FIN.
-        events: number of whole server-sent events, or objects in MessagePack, that pass before the fault.
+        events: number of whole server-sent events (or MessagePack objects) that pass before the fault.
         offset: number of further bytes of the body that pass.
-        in_character: move on, to the middle of the next character of several bytes.
-        answers: number of responses on the same connection that pass untouched before.
+        in_character: move the fault on to the middle of the next multi-byte character.
+        answers: number of earlier responses on the same connection that pass untouched.
         seconds: length of a pause.
         data: bytes that are sent at the position.
     """
@@ -43,17 +43,17 @@ class BodyFault(Struct, frozen=True, kw_only=True):
 
 
 class Faults(Struct, frozen=True, kw_only=True):
-    """The faults of a connection. Downstream is from the server to the client. None, 0 and False mean no such fault.
+    """The faults of a connection. "Downstream" means from the server to the client. None, 0 and False mean no such fault.
 
     Args:
-        delay: seconds that each piece is held, in both directions; order is kept.
-        piece_bytes: pass on at most this number of bytes in one write, with an iteration of the event loop between two writes.
+        delay: seconds that each piece is delayed, in both directions; order is kept.
+        piece_bytes: pass on at most this number of bytes per write, with an iteration of the event loop between two writes.
         cut_after: close (FIN) after this number of downstream bytes.
         reset_after: reset (RST) after this number of downstream bytes.
         stall_after: pass on nothing more after this number of downstream bytes, and keep the connection open.
         refuse: reset new connections as soon as they arrive.
         body_fault: a fault inside the body of a response.
-        answer: answer every request with this response; the server gets no request.
+        answer: answer every request with this response; the server receives none.
     """
 
     delay: float = 0.0
@@ -66,7 +66,7 @@ class Faults(Struct, frozen=True, kw_only=True):
     answer: ScriptedResponse | None = None
 
     def limit(self) -> int | None:
-        """Return the number of downstream bytes that pass; None if there is no limit."""
+        """Return the number of downstream bytes that pass, or None if there is no limit."""
         limits = (self.cut_after, self.reset_after, self.stall_after)
         return min((limit for limit in limits if limit is not None), default=None)
 
@@ -83,18 +83,18 @@ class _FaultDraws:
         return self.rng.randrange(self.events)
 
     def offset(self) -> int:
-        """Draw a position inside an event; the shortest of OpenAI's chunks are twice as long."""
+        """Draw a position inside an event; even OpenAI's shortest chunks are twice as long."""
         return self.rng.randrange(1, 80)
 
     def maybe_offset(self) -> int:
         return self.rng.choice([0, self.offset()])
 
     def noise(self) -> bytes:
-        """Draw bytes without an end of line, so that they can't pass for framing."""
+        """Draw bytes without a line ending, so that they can't be mistaken for framing."""
         return self.rng.randbytes(200).replace(b"\n", b"")
 
     def few_bytes(self) -> int:
-        """Draw a number of bytes that ends inside a head."""
+        """Draw a number of bytes so small that it ends inside the response's head."""
         return self.rng.randrange(60)
 
 
@@ -170,17 +170,17 @@ def draw_faults(kind: str, rng: random.Random, *, events: int = 20, seconds: flo
 
 
 class FaultPlan:
-    """Random faults, one draw for each connection; pass it to ``FaultProxy`` as ``faults``. Its repr shows the seed and all draws.
+    """Draws random faults for each connection; pass it to ``FaultProxy`` as ``faults``. Its repr shows the seed and all draws.
 
     Args:
         seed: the same seed draws the same faults in the same order.
         kinds: the ``FAULT_KINDS`` to draw from, all with the same probability.
-        faultless: share of connections without a fault.
+        faultless: share of connections without a fault, 0..1.
         events: fewer events than this pass before a fault.
         seconds: length of the longest pause.
 
     Attributes:
-        drawn: kinds that were drawn, in order; "none" for a connection without a fault.
+        drawn: kinds drawn so far, in order; "none" for a connection without a fault.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""HTTP framing without IO: the borders of responses in a server's bytes, and the position in a body where a fault happens."""
+"""HTTP framing without IO: finds the boundaries of responses in a server's bytes, and the position in a body where a fault happens."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class _State(Enum):
 
 
 class ResponseReader:
-    """Splits the bytes of one connection into the parts of its HTTP/1.1 responses. Responses to HEAD are not supported."""
+    """Splits the bytes of one connection into the parts of its HTTP/1.1 responses. Responses to HEAD aren't supported."""
 
     def __init__(self) -> None:
         self.is_chunked = False
         """True if the body of the current response is sent in chunks."""
         self.media_type = ""
-        """Content type of the current response, in lower case; "" if it has none."""
+        """Content type of the current response, in lower case, or "" if it has none."""
         self._state = _State.HEAD
         self._held = bytearray()
-        self._left = 0  # bytes left of the chunk or of the body
+        self._left = 0  # bytes left of the chunk or the body
 
     def feed(self, data: bytes) -> list[Part]:
-        """Take bytes and return the parts that they complete. Bytes of a body are never held back."""
+        """Take bytes, and return the parts that they complete. Bytes of a body are never held back."""
         self._held += data
         parts: list[Part] = []
         while self._held and self._step(parts):
@@ -115,9 +115,9 @@ class BodyPositionFinder:
     """Finds a position in a body that comes in pieces.
 
     Args:
-        events: number of complete server-sent events before it, with lines ended by LF.
+        events: number of complete server-sent events before it; their lines must end with LF.
         offset: number of further bytes before it.
-        in_character: move on, to after the first byte of the next character of several bytes.
+        in_character: move on to after the first byte of the next multi-byte character.
     """
 
     def __init__(self, events: int, offset: int, *, in_character: bool) -> None:

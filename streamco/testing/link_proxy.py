@@ -24,7 +24,7 @@ class LinkDirection:
 
     Args:
         delay: seconds from one end to the other.
-        rate: bytes a second; None: no limit.
+        rate: bytes per second, or None for no limit.
 
     Attributes:
         passed: bytes sent so far, without headers.
@@ -37,7 +37,7 @@ class LinkDirection:
         self._free_at = 0.0  # time at which everything sent before has left
 
     def send(self, size: int, now: float) -> float:
-        """Send bytes, with headers added, and return the time at which the last one arrives at the other end."""
+        """Send this number of bytes, with headers added, and return the time at which the last one arrives at the other end."""
         self.passed += size
         start = max(now, self._free_at)
         self._free_at = start if self._rate is None else start + (size + HEADERS * -(-size // SEGMENT)) / self._rate
@@ -47,16 +47,17 @@ class LinkDirection:
 class LinkProxy(Listener):
     """A TCP proxy that emulates a link; use it as an async context manager.
 
-    Setting up a connection takes a round trip too: the client's first bytes are held for it. Loss, slow start and TLS are not emulated.
+    Setting up a connection also takes a round trip, by which the client's first bytes are delayed. Loss, slow start and TLS are not
+    emulated.
 
     Args:
         port: the server's port on 127.0.0.1.
         rtt: round-trip time in seconds.
-        mbps: megabits a second in each direction; None: no limit.
-        down_mbps: megabits a second from the server to the client, if they differ from ``mbps``, as at home and in mobile networks.
+        mbps: megabits per second in each direction, or None for no limit.
+        down_mbps: megabits per second from the server to the client, if different from ``mbps``, as on home and mobile connections.
 
     Raises:
-        ConfigError: ``rtt`` is negative, or a rate is not above 0.
+        ConfigError: ``rtt`` is negative, or a rate isn't above 0.
     """
 
     def __init__(self, port: int, *, rtt: float = 0.0, mbps: float | None = None, down_mbps: float | None = None) -> None:

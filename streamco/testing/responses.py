@@ -1,4 +1,4 @@
-"""Scripted HTTP responses as data, and functions that make the usual ones."""
+"""Scripted HTTP responses as data, and functions that make common ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Pause(Struct, frozen=True):
 
 
 class Stall(Struct, frozen=True):
-    """Send nothing more and keep the socket open until the client leaves."""
+    """Send nothing more, and keep the socket open until the client disconnects."""
 
 
 class Cut(Struct, frozen=True):
@@ -53,9 +53,10 @@ class ScriptedResponse(Struct, frozen=True, kw_only=True):
 
     Args:
         status: the HTTP status.
-        headers: response headers, without those of the framing.
-        steps: pieces of the body in order. Each ``bytes`` is one write, so usually one network read at the client.
-        framing: what marks the body's end: ``chunked``, ``length`` (Content-Length of all the steps' bytes) or ``close``.
+        headers: response headers, without the ones for the framing.
+        steps: pieces of the body and pauses or failures between them, in order. Each ``bytes`` is sent in one write, so the client usually
+            gets it in one read.
+        framing: what marks the body's end: ``chunked``, ``length`` (a Content-Length for all the steps' bytes) or ``close``.
         head_delay: seconds before the status line.
     """
 
@@ -91,7 +92,7 @@ def sse_event(data: Mapping[str, Any] | str) -> bytes:
 def chunk_event(
     content: str | None = None, *, finish_reason: str | None = None, usage: Mapping[str, int] | None = None, **delta: Any
 ) -> bytes:
-    """Return one ``chat.completion.chunk`` event. With ``usage`` alone its ``choices`` are empty, as in OpenAI's streams."""
+    """Return one ``chat.completion.chunk`` event. If only ``usage`` is given, its ``choices`` are empty, as in OpenAI's streams."""
     if content is not None:
         delta["content"] = content
     choices = [{"index": 0, "delta": delta, "finish_reason": finish_reason}]
@@ -117,8 +118,8 @@ def stream_answer(
 
     Args:
         texts: contents of the chunks.
-        usage: fields of the usage event at the end; None leaves it out.
-        finish_reason: finish reason of the last choice; None leaves it out.
+        usage: fields of the usage event at the end, or None to leave it out.
+        finish_reason: finish reason of the last choice, or None to leave it out.
         done: end with ``[DONE]``.
         gap: seconds between two chunks.
         first: seconds before the first chunk with content.
@@ -142,7 +143,7 @@ def stream_answer(
 
 
 def json_answer(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None, steps: Sequence[Step] = ()) -> ScriptedResponse:
-    """Return a JSON answer that is not streamed. ``steps`` come before its body."""
+    """Return a JSON answer that isn't streamed. ``steps`` come before its body."""
     everything = [*steps, json.dumps(body).encode()]
     return ScriptedResponse(
         status=status, headers={"Content-Type": "application/json", **(headers or {})}, steps=everything, framing="length"

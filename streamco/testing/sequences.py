@@ -1,4 +1,4 @@
-"""Held sequences without a model: the engine's own tables, and a function in place of the weights."""
+"""Held sequences without a model: the real engine's tables, with a function in place of the weights."""
 
 from __future__ import annotations
 
@@ -24,30 +24,31 @@ if TYPE_CHECKING:
 
 __all__ = ["FakeSequenceEngine"]
 
-_NEVER = -1e4  # a logit with an exponential of 0
-_NOTHING = 1e-6  # a remaining probability below this is rounding
-_BATCHES = 9  # the median row time of this many batches counts
-_LATE = 0.002  # seconds: a batch that begins this much after its time counts as late
+_NEVER = -1e4  # a logit whose exponential is 0
+_NOTHING = 1e-6  # a remaining probability below this is a rounding error
+_BATCHES = 9  # the time of a row is estimated as the median of this many batches
+_LATE = 0.002  # seconds; a batch that starts later than planned by more than this counts as late
 
 
 class FakeSequenceEngine:
     """Runs the tasks of held sequences: the part of an engine that ``HeldSequence`` needs.
 
-    In mode ``thread`` a batch that follows another begins at the other's scheduled end, so that delays don't add up. It holds the tasks
-    that were submitted until the other had been computed. Computing takes time with large vocabularies, so it begins that much earlier.
-    If it begins more than 2 ms late, the tasks' timings say so (``late_s``).
+    In mode ``thread``, a batch that follows another starts at the scheduled end of the previous one, so that delays don't add up. It
+    contains the tasks that were submitted before the previous one had been computed. As computing takes time with large vocabularies, it
+    starts that much earlier. If a batch starts more than 2 ms late, its tasks' timings say so (``late_s``).
 
     Args:
         successor: the model, from ids to the probabilities of the next id.
         vocabulary_size: number of ids.
-        max_sequences: number of sequences with memory at once.
+        max_sequences: number of sequences that can have memory at once.
         context_tokens: largest number of tokens in a sequence.
-        mode: ``instant``: tasks are done when the call that submits them returns; ``thread``: a thread does them in time; ``manual``: calls
-            of ``step`` do them.
+        mode: with ``instant``, tasks are done when the call that submits them returns; with ``thread``, a thread does them on time; with
+            ``manual``, calls of ``step`` do them.
         prefill_s: seconds to read a token (thread).
         token_s: seconds to write a token (thread).
-        step_time: seconds of a batch, from the number of sequences that write and the number of tokens that are read; in place of those two
-            (thread). Tokens that are read are prompts, verifications, and all ids that a draft has to read except the last one.
+        step_time: a function from the number of sequences that write and the number of tokens that are read to the seconds of a batch; used
+            instead of those two (thread). The tokens that are read are prompts, verifications, and all ids that a draft has to read except
+            the last one.
         end_ids: tokens that end a draft.
     """
 
@@ -91,7 +92,7 @@ class FakeSequenceEngine:
 
         Raises:
             EngineError: the engine is closed.
-            UsageError: the label has no hash.
+            UsageError: the label isn't hashable.
         """
         with self._changed:
             self._check_open()
@@ -102,7 +103,7 @@ class FakeSequenceEngine:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Begin the tasks that are put inside this context together."""
+        """Start all tasks that are put inside this context together."""
         with self._changed:
             was_busy, self._is_busy = self._is_busy, True
             try:
@@ -130,7 +131,7 @@ class FakeSequenceEngine:
         """Do nothing, because batches are short."""
 
     def step(self) -> None:
-        """Run one batch of all tasks: whole prompts, whole verifications, and one token of each draft."""
+        """Run one batch of all tasks: whole prompts, whole verifications and one token of each draft."""
         with self._changed:
             if self._collect():
                 self._round(self._work)
@@ -151,7 +152,7 @@ class FakeSequenceEngine:
             raise EngineError("engine: expected an open engine, got a closed one")
 
     def _collect(self) -> bool:
-        """End cancelled tasks and begin the next ones; return True if there is anything to decode."""
+        """End cancelled tasks and start the next ones; return True if there is anything to decode."""
         self._table.reap()
         for task in [task for task in self._work if task.is_cancelled]:
             task.finish("cancelled")
@@ -160,7 +161,7 @@ class FakeSequenceEngine:
         return bool(self._work)
 
     def _round(self, batch: Sequence[Task]) -> None:
-        self._is_busy = True  # a consumer that is woken may cancel, and so call notify
+        self._is_busy = True  # a consumer that is woken up may cancel a task, which calls notify
         self.rounds += 1
         for task in list(batch):
             self._advance(task)
@@ -240,7 +241,7 @@ class FakeSequenceEngine:
 
 
 def _texts(task: Task, ids: list[int], rows: int) -> Iterator[list[int]]:
-    """Yield the ids that each row of logits comes after: the last ``rows`` beginnings, or those of the nodes of a tree."""
+    """Yield the ids that each row of logits comes after: the last ``rows`` prefixes, or the ids up to each node of a tree."""
     tree = task.tree if isinstance(task, VerificationTask) else None
     if tree is None:
         for length in range(len(ids) - rows + 1, len(ids) + 1):
@@ -257,12 +258,12 @@ def _note_lateness(batch: Sequence[Task], seconds: float) -> None:
 
 
 def _rows(batch: Sequence[Task]) -> int:
-    """Return the number of logits rows that a batch must give."""
+    """Return the number of rows of logits that a batch must compute."""
     return sum(1 if task.next_token is not None else task.logits_needed(task.missing) for task in batch)
 
 
 class _NoKVCache:
-    """A KV cache that holds nothing, because the slots' own lists are enough. Implements ``Memory``."""
+    """A KV cache that holds nothing, because the slots' lists are enough. Implements ``Memory``."""
 
     def remove(self, sequence: int, start: int, stop: int = -1) -> bool:
         return True

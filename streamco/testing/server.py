@@ -1,7 +1,7 @@
-"""A scripted OpenAI-like HTTP server on the loopback: it sends exactly the bytes, pauses and failures of its script.
+"""A scripted OpenAI-like HTTP server on the loopback, which sends exactly the bytes, pauses and failures of its script.
 
-Each request gets the next ``ScriptedResponse`` of a queue; the last one repeats. In its place may be a function from the request to a
-response. All requests are kept for inspection, and connections are counted, so a test can check that none is left.
+Each request gets the next ``ScriptedResponse`` of a queue; the last one repeats. Instead of a response, the queue can hold a function from
+the request to a response. All requests are kept for inspection, and connections are counted, so a test can check that none is left open.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class ScriptedServer(Listener):
     """A scripted HTTP server; use it as an async context manager.
 
     Args:
-        *answers: the queue of responses, see ``script``; without any, every request gets ``stream_answer()``.
-        tls: serve https with this context.
+        *answers: the queue of responses, as for ``script``. If there are none, every request gets ``stream_answer()``.
+        tls: serve HTTPS with this context.
 
     Attributes:
         requests: all requests received, in order.
         connections_open: connections that are open now.
         connections_total: connections accepted so far.
-        answers_abandoned: responses during which the client left.
+        answers_abandoned: responses during which the client disconnected.
     """
 
     def __init__(self, *answers: ScriptedResponse | Responder, tls: ssl.SSLContext | None = None) -> None:
@@ -59,23 +59,23 @@ class ScriptedServer(Listener):
         return len(self._connections)
 
     def script(self, *answers: ScriptedResponse | Responder) -> None:
-        """Replace the queue by these responses; the last one repeats."""
+        """Replace the queue with these responses; the last one repeats."""
         if answers:
             self._queue = list(answers)
 
     def route(self, path: str, answer: ScriptedResponse | Responder) -> None:
-        """Answer requests for this path (without query) always with this response, not from the queue."""
+        """Answer all requests for this path (without the query) with this response, not from the queue."""
         self._routes[path] = answer
 
     def count(self, path: str) -> int:
-        """Return the number of requests for this path (without query)."""
+        """Return the number of requests for this path (without the query)."""
         return Counter(urlsplit(request.path).path for request in self.requests)[path]
 
     async def wait_for(self, condition: Callable[[ScriptedServer], bool], *, limit: float = 10.0) -> None:
         """Wait until the condition holds. It is checked whenever a connection or a response changes.
 
         Raises:
-            TimeoutError: the condition did not hold within ``limit`` seconds.
+            TimeoutError: the condition didn't become true within ``limit`` seconds.
         """
         async with asyncio.timeout(limit):
             while not condition(self):
@@ -100,7 +100,7 @@ class ScriptedServer(Listener):
 
 
 class _ServedConnection(asyncio.Protocol):
-    """One client connection: it reads requests, one at a time, and sends their responses."""
+    """One client connection, which reads requests one at a time and sends their responses."""
 
     def __init__(self, server: ScriptedServer) -> None:
         self._server = server
@@ -111,7 +111,7 @@ class _ServedConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's has the same methods but another base
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has the same methods but a different base class
         self._server.connections_total += 1
         self._server._connections.add(self)
         self._server._changed.set()
@@ -201,7 +201,7 @@ class _ServedConnection(asyncio.Protocol):
     def _reset(self) -> None:
         assert self._transport is not None
         raw = self._transport.get_extra_info("socket")
-        with contextlib.suppress(OSError):  # the peer may have left first
+        with contextlib.suppress(OSError):  # the peer may have disconnected first
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._transport.abort()
 

@@ -1,7 +1,7 @@
-"""A server in a process of its own that never outlives the command that started it.
+"""A server in a separate process that never outlives the command that started it.
 
-The child reads its stdin, a pipe without a writer: when the parent ends, for whatever reason, the pipe closes and the child stops. The
-child has a process group of its own, so that Ctrl-C at the terminal stops an answer and not the server.
+The child reads its stdin, a pipe that nobody writes to. When the parent ends, for whatever reason, the pipe closes and the child stops.
+The child has its own process group, so that Ctrl-C in the terminal stops an answer and not the server.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["ServerProcess", "running_server", "started_server"]
 
 CHILD = "streamco.cli.child_server"
 READY = b"listening on "
-START_LIMIT = 120.0  # seconds; a cold disk and a busy machine load 100 MB slowly
-STOP_LIMIT = 5.0  # seconds between asking and killing
-LOG_TAIL = 2000  # characters of the child's log in an error
+START_LIMIT = 120.0  # seconds; a busy machine with a cold disk takes long to load 100 MB
+STOP_LIMIT = 5.0  # seconds between terminating and killing
+LOG_TAIL = 2000  # characters of the child's log that an error quotes
 
 
 class ServerProcess:
@@ -39,7 +39,7 @@ class ServerProcess:
         self.url = url
 
     def kill(self) -> None:
-        """Kill it at once, as if its machine had gone; what it was writing is cut off."""
+        """Kill it at once, as if its machine had failed. Anything that it was writing is cut off."""
         with suppress(ProcessLookupError):
             self._process.kill()
 
@@ -49,7 +49,7 @@ async def running_server(*options: str) -> AsyncIterator[str]:
     """Run ``streamco serve`` with these options inside the block, and yield its base URL.
 
     Raises:
-        EndpointConnectError: the server ended, or did not listen in two minutes; the text holds the end of its log.
+        EndpointConnectError: the server ended, or wasn't listening within two minutes; the text includes the end of its log.
     """
     async with started_server(*options) as server:
         yield server.url
@@ -60,7 +60,7 @@ async def started_server(*options: str) -> AsyncIterator[ServerProcess]:
     """Run ``streamco serve`` as ``running_server`` does, and yield an object that can also kill it.
 
     Raises:
-        EndpointConnectError: as ``running_server``.
+        EndpointConnectError: see ``running_server``.
     """
     with tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
@@ -78,7 +78,7 @@ async def started_server(*options: str) -> AsyncIterator[ServerProcess]:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment, with the folder that holds this package, and without the key of the user's own server."""
+    """Return this process's environment, with this package's parent folder added, and without the key of the user's own server."""
     folder = str(Path(__file__).resolve().parents[2])
     inherited = os.environ.get("PYTHONPATH", "")
     ours = {name: value for name, value in os.environ.items() if name != "STREAMCO_API_KEY"}
@@ -106,11 +106,11 @@ def _tail(log: BinaryIO) -> str:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End the process for certain, even if this task is cancelled meanwhile."""
+    """Make sure that the process ends, even if this task is cancelled meanwhile."""
     stopping = asyncio.ensure_future(_terminate(process))
     try:
         await asyncio.shield(stopping)
-    except asyncio.CancelledError:  # Ctrl-C while it stops: kill it at once
+    except asyncio.CancelledError:  # Ctrl-C while it is stopping: kill it at once
         with suppress(ProcessLookupError):
             process.kill()
         await stopping

@@ -1,7 +1,7 @@
-"""A scripted verifier on the loopback: it speaks the protocol of docs/verifier-protocol.md, with a function in place of the model.
+"""A scripted verifier on the loopback, which speaks the protocol of docs/verifier-protocol.md with a function in place of the model.
 
-Each draft takes the next step of a queue; if the queue is empty, the draft is verified. Opens and resumes have a queue of their own. All
-drafts and the contexts of all sessions are kept for inspection, so a test can check that both sides hold the same tokens.
+Each draft takes the next step from a queue; if the queue is empty, the draft is verified. There is a separate queue for opens and resumes.
+All drafts and the contexts of all sessions are kept for inspection, so a test can check that both sides hold the same tokens.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ __all__ = ["Crash", "Refuse", "ScriptedVerifier", "Send", "VerifierStep", "verif
 
 
 class Refuse(Struct, frozen=True):
-    """Refuse the frame with this error; session and round are filled in."""
+    """Refuse the frame with this error. The session and round are filled in."""
 
     kind: type[VerifyProtocolError]
     retry_after: float | None = None  # seconds
     message: str = "scripted"
-    is_about_round: bool = True  # if it answers a draft, name the round; False: the session ends
+    is_about_round: bool = True  # if it answers a draft, name the round, so that the session continues
 
 
 class Crash(Struct, frozen=True):
-    """Reset the connection and lose every session, as a server that was killed."""
+    """Reset the connection and lose every session, like a server that was killed."""
 
 
 class Send(Struct, frozen=True):
@@ -72,7 +72,7 @@ class Send(Struct, frozen=True):
 
 
 VerifierStep = Pause | Cut | Reset | Stall | Refuse | Crash | Send | None
-"""The answer to a draft, an open or a resume: late, a cut, none, a refusal, a crash or raw bytes; None: the normal answer."""
+"""The answer to a draft, open or resume: a delay, a lost connection, silence, a refusal, a crash, raw bytes, or None for the normal one."""
 
 
 class _ServedSession(Struct):
@@ -88,21 +88,21 @@ class ScriptedVerifier:
     """A scripted verifier; use it as an async context manager.
 
     Args:
-        target: the target model: ids so far to the probabilities of the next id.
+        target: the target model, as a function from the ids so far to the probabilities of the next id.
         vocabulary: fingerprint of the vocabulary, as in ``ModelInfo``.
         vocabulary_size: number of ids, as in ``ModelInfo``.
         model: name of the target model in the welcome.
-        token: bearer token that clients must send; None: no token needed.
-        limits: sizes that the welcome announces; None: the defaults.
-        status: answer every connection with this HTTP status instead; None: accept.
-        port: port to listen on; 0: a free one.
+        token: bearer token that clients must send, or None if they need none.
+        limits: sizes that the welcome announces, or None for the defaults.
+        status: refuse every connection with this HTTP status, or None to accept connections.
+        port: port to listen on, or 0 for a free one.
         tls: serve wss with this context.
-        row_costs: seconds of a verification by its rows, as the welcome announces; None: not known.
+        row_costs: seconds that the welcome announces for a verification, by its number of rows, or None if they aren't known.
 
     Attributes:
         drafts: all drafts received, in order.
         connections_total: WebSockets accepted so far.
-        reason: body of the response with ``status``.
+        reason: body of the response that refuses a connection with ``status``.
     """
 
     def __init__(
@@ -165,15 +165,15 @@ class ScriptedVerifier:
         return len(self._connections)
 
     def script(self, *steps: VerifierStep) -> None:
-        """Replace the queue of steps for the next drafts; later drafts are verified."""
+        """Replace the queue of steps for the next drafts; drafts after them are verified."""
         self._steps = list(steps)
 
     def script_opens(self, *steps: VerifierStep) -> None:
-        """Replace the queue of steps for the next opens and resumes; later ones are accepted."""
+        """Replace the queue of steps for the next opens and resumes; those after them are accepted."""
         self._open_steps = list(steps)
 
     def lose_sessions(self) -> None:
-        """Lose every session, without informing the clients of open connections."""
+        """Lose every session without telling the clients whose connections are open."""
         self._sessions.clear()
 
     def cut(self) -> None:
@@ -383,7 +383,7 @@ def verify_draft(
     """Return the target's verdict on a draft after these ids, as ``streamco serve`` would.
 
     Raises:
-        ConfigError: the rule is sample, and the draft has no rows.
+        ConfigError: the rule is ``sample``, and the draft has no rows.
     """
     pending = draft.pending
     logits = [_logits(target([*ids, *draft.accepted_ids(node)])) for node in range(len(pending) + 1)]
@@ -403,7 +403,7 @@ class _LogitsRow:
 
     @property
     def best(self) -> int:
-        """The likeliest id; the lowest one among equals."""
+        """The likeliest id, or the lowest one if several are equally likely."""
         return int(self._logits.argmax())
 
     def distribution(self, rule: Rule, /) -> Distribution:

@@ -1,4 +1,4 @@
-"""An asyncio event loop with virtual time: it passes only while nothing else can happen, so hours of waiting take milliseconds."""
+"""An asyncio event loop with virtual time, which passes only while nothing else can happen, so hours of waiting take milliseconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 class _InstantSelector(selectors.DefaultSelector):
-    """Moves its loop's clock instead of sleeping. Real sockets are served if they are ready at once."""
+    """Advances its loop's clock instead of sleeping. Real sockets are served if they are ready at once."""
 
     loop: VirtualTimeLoop
 
@@ -27,7 +27,7 @@ class _InstantSelector(selectors.DefaultSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop on a virtual clock that starts at 0 seconds, for code that waits by timers only."""
+    """An event loop on a virtual clock that starts at 0 seconds, for code that waits only for timers."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -42,6 +42,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 def run_in_virtual_time(main: Coroutine[Any, Any, Result]) -> Result:
     """Run a coroutine to its end on a ``VirtualTimeLoop``, as ``asyncio.run`` does, and return its result."""
-    load_numpy()  # a client would load it in a thread, while this clock goes on
+    load_numpy()  # a client would load it in a thread, while this clock runs on
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)

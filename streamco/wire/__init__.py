@@ -1,1 +1,1 @@
-"""Formats and protocols: bytes to objects and back, incrementally, within limits and without IO."""
+"""Formats and protocols: translate bytes to objects and back, incrementally, within limits and without IO."""

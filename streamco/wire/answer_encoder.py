@@ -1,4 +1,4 @@
-"""The form of an API's answers: chat chunks in, the API's own events or one object out. Without IO, clock and random numbers."""
+"""Encodes answers in an API's own form: chat chunks in, the API's events or one object out. Without IO, clock and random numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ encode = msgspec.json.Encoder().encode
 
 
 class AnswerFormError(ValueError):
-    """An answer that an API has no form for: the text says what was expected and what was got."""
+    """An answer can't be expressed in an API. The text says what was expected and what was got."""
 
 
 class Failure(Protocol):
@@ -30,29 +30,29 @@ class Failure(Protocol):
 
     @property
     def code(self) -> str | None:
-        """OpenAI's machine-readable reason; None: none."""
+        """OpenAI's machine-readable reason; None if there is none."""
         ...
 
     @property
     def param(self) -> str | None:
-        """Field of the request that is at fault; None: none."""
+        """Field of the request that is at fault, or None if there is none."""
         ...
 
 
 class AnswerEncoder(Protocol):
-    """Encodes one answer in the form of one API, as a stream of events or whole."""
+    """Encodes one answer in the form of one API, as a stream of events or as a whole."""
 
     @property
     def keepalive(self) -> bytes:
-        """Bytes that mean nothing, for a reader that waits."""
+        """Bytes without meaning, to send to a waiting reader."""
         ...
 
     def opening(self) -> bytes:
-        """Return what comes before the first chunk's events; b"" the second time."""
+        """Return what comes before the first chunk's events, or b"" when called again."""
         ...
 
     def event(self, chunk: ChatCompletionChunk) -> bytes:
-        """Return the events of a chunk, the opening before the first ones; b"" if the chunk shows nothing."""
+        """Return the events of a chunk, with the opening before the first ones, or b"" if the chunk shows nothing."""
         ...
 
     def ending(self, reason: str | None) -> bytes:
@@ -60,7 +60,7 @@ class AnswerEncoder(Protocol):
         ...
 
     def done(self) -> bytes:
-        """Return the events after ``ending`` which end the stream."""
+        """Return the events after ``ending`` that end the stream."""
         ...
 
     def failing(self, failure: Failure) -> bytes:
@@ -71,7 +71,7 @@ class AnswerEncoder(Protocol):
         """Return a whole answer as one JSON object. ``reason``: finish reason, if the answer has none.
 
         Raises:
-            AnswerFormError: the API has no form for it.
+            AnswerFormError: it can't be expressed in the API.
         """
         ...
 
@@ -91,7 +91,7 @@ class NewEncoder(Protocol):
 
 
 class CallIds:
-    """Ids of one answer's tool calls, all different: some servers give none, or one id to several calls.
+    """Gives one answer's tool calls different ids, because some servers send none, or one id for several calls.
 
     Args:
         prefix: the beginning of the ids that are made here.
@@ -102,7 +102,7 @@ class CallIds:
         self._ids: dict[int, str] = {}  # by the number of the part
 
     def of(self, index: int, given: str) -> str:
-        """Return the id of the call that is part ``index`` of the answer; ``given``: the server's, "": it gave none."""
+        """Return the id of the call that is part ``index`` of the answer. ``given``: the server's id, "" if it gave none."""
         if index not in self._ids:
             is_new = given and given not in self._ids.values()
             self._ids[index] = given if is_new else f"{self._prefix}_{index}"

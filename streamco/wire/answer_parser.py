@@ -1,4 +1,4 @@
-"""What parsers of streamed answers share that keep no more than text and counts: state, limits and failures."""
+"""The common base of parsers of streamed answers that keep only text and counts: state, limits and failures."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class AnswerParser(ABC):
         self.has_only_text = True
         self.has_dropped_fields = False
         self.ends = Completeness()
-        """What has come of the answer's end."""
+        """What has come so far to mark the answer's end."""
         self._answer_bytes = limits.answer_bytes  # bytes left of the limit
         self._text: list[str] = []
 
     @property
     def finish_reason(self) -> str | None:
-        """The answer's finish reason; None: none has come."""
+        """The answer's finish reason, or None if none has come."""
         return self.ends.finish_reason
 
     @property
@@ -57,7 +57,7 @@ class AnswerParser(ABC):
         return "".join(self._text)
 
     def feed(self, data: bytes) -> list[ChatCompletionChunk]:
-        """Take bytes of the body and return the chunks that they complete. Check ``error`` and ``is_done`` afterwards."""
+        """Parse more bytes of the body and return the chunks that they complete. Check ``error`` and ``is_done`` afterwards."""
         self.tokens = 0
         self.has_progress = False
         chunks: list[ChatCompletionChunk] = []
@@ -73,7 +73,7 @@ class AnswerParser(ABC):
         return chunks
 
     def close(self, *, is_proper: bool = True) -> list[ChatCompletionChunk]:
-        """Take the end of the body, and return the chunks of what was left.
+        """Handle the end of the body, and return the chunks of what was left.
 
         Args:
             is_proper: see ``Completeness.record_close``.
@@ -100,7 +100,7 @@ class AnswerParser(ABC):
         return chunks
 
     def finish(self) -> list[ChatCompletionChunk]:
-        """Return what is still held of an answer that is whole, if no end of the body comes: the connection was lost, or is silent."""
+        """Return what is still held of a whole answer if the body's end never comes, because the connection was lost or is silent."""
         chunks: list[ChatCompletionChunk] = []
         self.ends.record_close(is_proper=False)
         self._finish(chunks)
@@ -114,15 +114,15 @@ class AnswerParser(ABC):
         """Append the chunks that the bytes complete.
 
         Raises:
-            EndpointError: the answer can't go on; the chunks before are kept.
+            EndpointError: the answer can't continue; the chunks before are kept.
         """
 
     def _take_end(self, chunks: list[ChatCompletionChunk]) -> bool:
-        """Append the chunks of what is left at the end of the body. Return False if it ends in half an event. It raises as ``_take``."""
+        """Append the chunks of what is left at the end of the body. Returns False if it ends in half an event. Raises like ``_take``."""
         return True
 
     def _record_reason(self, value: Any) -> str | None:
-        """Record a finish reason as the server sent it; None: it is blank, so none.
+        """Record a finish reason as the server sent it. None is ignored, and so is a blank one.
 
         Raises:
             EndpointError: it means a failure.
@@ -133,10 +133,10 @@ class AnswerParser(ABC):
         return reason
 
     def _record_end(self, end: End) -> None:
-        """Fail if the end is none of a whole answer.
+        """Fail unless the end is that of a whole answer.
 
         Raises:
-            EndpointProtocolError: it is none.
+            EndpointProtocolError: it isn't.
         """
         if end == "cut":
             got = f"a truncated answer: {self._size()}{len(self.partial_text())} characters"
@@ -145,7 +145,7 @@ class AnswerParser(ABC):
             raise EndpointProtocolError("expected text, calls or a finish reason in the answer, got other fields alone")
 
     def _size(self) -> str:
-        """Return how much has come, for errors, beside the text."""
+        """Return, for errors, how much has come besides the text."""
         return ""
 
     def _fail(self, error: EndpointError) -> None:

@@ -1,16 +1,16 @@
 """The one place that decides whether a streamed answer is whole, for all APIs.
 
 Servers end answers in many ways. Some send a finish reason with every chunk, some send one before the text, some say in the finish reason
-that they gave up, and some close the connection without any. An answer that was cut must never count as whole, because then nobody
-continues it. The rules:
+that they gave up, and some close the connection without any. A truncated answer must never count as whole, because then nobody would
+continue it. The rules:
 
-- A blank reason (``""``, ``"null"``, ``false``, Gemini's ``FINISH_REASON_UNSPECIFIED``) is none. A reason that means a failure fails the
-  answer.
+- A blank reason (``""``, ``"null"``, ``false``, Gemini's ``FINISH_REASON_UNSPECIFIED``) doesn't count. A reason that means a failure fails
+  the answer.
 - Output after a choice's reason takes the reason back. From then on no reason ends the answer by itself. Only a formal end does:
   ``[DONE]``, an end event of the API, or a proper end of the HTTP body.
-- An answer without output has no end but a formal one. It fails there if it has no reason, or if its choices had fields that nobody read
+- An answer without output only has a formal end. It fails there if it has no reason, or if its choices had fields that nobody read
   and that may hold the text. It doesn't fail for such fields if its reason says why it is empty: a content filter, or a limit.
-- An answer of several choices ends without a formal end only when each choice that was asked for has its reason, also one that never began.
+- An answer of several choices ends without a formal end only when each requested choice has its reason, even one that never began.
 - Before the answer is whole, a lost connection or a silence is a failure.
 """
 
@@ -47,7 +47,7 @@ _FAILURES = frozenset({
 
 
 def read_reason(value: Any) -> str | None:
-    """Return a finish reason as a server wrote it; None if it is blank, null, a boolean, 0 or no text."""
+    """Return a finish reason as a server wrote it, or None if it is blank, null, a boolean, 0 or not a text."""
     if isinstance(value, str):
         return None if value.strip().lower() in _BLANK else value
     return str(value) if value and isinstance(value, int | float) and not isinstance(value, bool) else None
@@ -62,7 +62,7 @@ class Completeness:
     """What one answer has shown of its end so far; its parser owns it.
 
     Args:
-        choices: number of choices that were asked for; None: not known, so those that come are all.
+        choices: number of choices that were requested; None if not known, and then those that come are all of them.
     """
 
     __slots__ = (
@@ -81,22 +81,22 @@ class Completeness:
     def __init__(self, *, choices: int | None = None) -> None:
         self._choices = choices or 1
         self.failure: str | None = None
-        """A finish reason that means a failure; None: none came."""
+        """A finish reason that means a failure, if one came."""
         self.has_output = False
-        """True if anything of the answer has come: text, reasoning, refusal, a call, media, another field of a delta that isn't empty."""
+        """True if any part of the answer has come: text, reasoning, refusal, a call, media, or another non-empty field of a delta."""
         self.is_noted = False
         """True if ``note_output`` was called."""
         self.has_reason = False
-        """True if some choice has a finish reason, which output would take back."""
+        """True if some choice has a finish reason, which more output would take back."""
         self._seen: set[int] = set()  # choices
         self._finished: dict[int, str] = {}  # reasons that nothing has taken back
-        self._taken_back: str | None = None  # the reason that was taken back last
+        self._taken_back: str | None = None  # the last reason that was taken back
         self._has_end = False
         self._has_unread = False
 
     @property
     def had_reason(self) -> bool:
-        """True if a finish reason ever came, also one that output has taken back."""
+        """True if a finish reason ever came, even if output has taken it back."""
         return bool(self._finished) or self._taken_back is not None
 
     @property
@@ -106,7 +106,7 @@ class Completeness:
 
     @property
     def finish_reason(self) -> str | None:
-        """Finish reason of the first choice; of another choice as long as the first has none.
+        """Finish reason of the first choice, or of another choice as long as the first has none.
 
         At a formal end a reason that was taken back counts again, if no other came.
         """
@@ -117,14 +117,14 @@ class Completeness:
 
     @property
     def is_whole(self) -> bool:
-        """True if nothing needs to come any more: a lost connection or a silence from now on is the end of a whole answer."""
+        """True if nothing more has to come, so that a lost connection or a silence from now on ends a whole answer."""
         if self._has_end or not self.has_reason:
             return self._has_end
         is_finished = len(self._finished) >= self._choices and self._all_finished()
         return is_finished and self.has_output and self._taken_back is None and self.failure is None
 
     def record_output(self, choice: int = 0) -> None:
-        """Record that a choice goes on. A reason that it had is void."""
+        """Record that a choice continues, so that a reason that it had is void."""
         self.has_output = True
         self._seen.add(choice)
         if self.has_reason:
@@ -137,12 +137,12 @@ class Completeness:
         self._seen.add(0)
 
     def record_choice(self, choice: int = 0, *, has_unread: bool = False) -> None:
-        """Record that a choice came without output; ``has_unread``: with fields that nobody read and that may hold the text."""
+        """Record that a choice came without output; ``has_unread``: it had fields that nobody read and that may hold the text."""
         self._seen.add(choice)
         self._has_unread = self._has_unread or has_unread
 
     def record_reason(self, value: Any, choice: int = 0) -> str | None:
-        """Record a finish reason as a server sent it, after the output that came with it. Return what ``read_reason`` makes of it.
+        """Record a finish reason as a server sent it, after the output that came with it. Return the result of ``read_reason``.
 
         A reason that means a failure is in ``failure`` from then on, and the parser has to fail.
         """
@@ -167,7 +167,7 @@ class Completeness:
         """Record the end of the HTTP body, and return how the answer ended.
 
         Args:
-            is_proper: the body's length was known, or its last chunk came; False: the server only closed the connection.
+            is_proper: the body's length was known, or its last chunk came; False if the server only closed the connection.
         """
         if self.is_whole:
             self._has_end = True

@@ -1,4 +1,4 @@
-"""Reading the streams of APIs with typed events, such as OpenAI's Responses API and Anthropic's Messages API, as chat chunks."""
+"""Reads the streams of APIs with typed events, such as OpenAI's Responses API and Anthropic's Messages API, as chat chunks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _KEEPALIVES = frozenset(
 class EventStreamParser(AnswerParser):
     """Turns the events of one streamed answer into chat chunks.
 
-    An event's type is in its data, else its name says it. Events of unknown types are skipped. An event may hold a list of such objects.
+    An event's type is in its data, or else in its name. Events of unknown types are skipped. An event may hold a list of such objects.
     A body that is one JSON object instead of events is the whole answer.
 
     Args:
@@ -40,9 +40,9 @@ class EventStreamParser(AnswerParser):
     """
 
     first_event = ""
-    """Type of the event that an answer begins with, for errors."""
+    """Type of the event with which an answer begins, for errors."""
     foreign_types: tuple[str, ...] = ()
-    """Beginnings of the types of another API's events."""
+    """Prefixes of the types of another API's events."""
 
     def __init__(self, *, endpoint: str = "", limits: Limits = _LIMITS) -> None:
         super().__init__(endpoint=endpoint, limits=limits)
@@ -51,7 +51,7 @@ class EventStreamParser(AnswerParser):
         self._body: JSONBody | None = None
         self._is_stream = False
         self._has_begun = False
-        self._skipped: bytes | None = None  # the first event that is none of the API
+        self._skipped: bytes | None = None  # the first event that isn't one of the API's
         self._head = ("", 0, "")  # id, created and model of all chunks
         self._chunks: list[ChatCompletionChunk] = []
 
@@ -117,7 +117,7 @@ class EventStreamParser(AnswerParser):
             self._skipped = self._skipped or payload
 
     def _read_list(self, name: str, values: list[Any], payload: bytes) -> None:
-        """Read the objects of a list, as if each were an event. Google's servers send errors so, and some gateways events."""
+        """Read the objects of a list as if each were an event. Google's servers send errors this way, and some gateways events."""
         for value in values:
             if isinstance(value, dict) and not self.is_done and self.error is None:
                 self._read_object(name, value, payload)
@@ -144,7 +144,7 @@ class EventStreamParser(AnswerParser):
         """Read a whole answer that was not streamed.
 
         Raises:
-            EndpointError: it is an error, or no answer of this API.
+            EndpointError: it is an error, or not an answer of this API.
         """
         if (error := find_error(value)) is not None:
             raise stream_error({"error": error})
@@ -157,11 +157,11 @@ class EventStreamParser(AnswerParser):
 
     @abstractmethod
     def _decode(self, kind: str, value: dict[str, Any]) -> bool:
-        """Emit what an event holds; False: it is none of the API's. Calls ``_end`` at the end and fails at an error event."""
+        """Emit what an event holds. Returns False if it isn't one of the API's. Calls ``_end`` at the end and fails at an error event."""
 
     @abstractmethod
     def _decode_whole(self, value: dict[str, Any]) -> bool:
-        """Emit a whole answer that was not streamed; False: it is none of the API's."""
+        """Emit a whole answer that was not streamed. Returns False if it isn't one of the API's."""
 
     def _close_parts(self) -> None:
         """Emit what is still held when the answer ends."""
@@ -187,9 +187,9 @@ class EventStreamParser(AnswerParser):
         Args:
             delta: what the chunk adds.
             reason: its finish reason.
-            usage: its usage; only one that may be true is kept.
-            is_new: False: the delta was held, so that it says nothing of a finish reason that came meanwhile.
-            fields: further fields of the choice.
+            usage: its usage, which is kept only if it is plausible.
+            is_new: False if the delta was held, so that it says nothing about a finish reason that came meanwhile.
+            fields: additional fields of the choice.
         """
         if not self._has_begun:
             self._begin("", "")
@@ -212,7 +212,7 @@ class EventStreamParser(AnswerParser):
         self._chunks.append(chunk)
 
     def _emit_text(self, text: str, logprobs: Any = None) -> None:
-        """Do what ``_emit`` does with a delta of nothing but content, at a third of its cost. Most events hold one."""
+        """Do what ``_emit`` does, at a third of its cost, with a delta of only content, as in most events."""
         if not self._has_begun:
             self._begin("", "")
         name, created, model = self._head
@@ -225,10 +225,10 @@ class EventStreamParser(AnswerParser):
             self.ends.record_output()
 
     def _end(self) -> None:
-        """Take the formal end of the answer.
+        """Handle the formal end of the answer.
 
         Raises:
-            EndpointProtocolError: nothing of it was understood.
+            EndpointProtocolError: none of it was understood.
         """
         if self.error is None:
             self._record_end(self.ends.record_end())
@@ -236,7 +236,7 @@ class EventStreamParser(AnswerParser):
             self.is_done = True
 
     def _join(self, text: Hashable, piece: str) -> str:
-        """Return a piece of a text with whole characters; half a character at its end is held."""
+        """Return a piece of a text in whole characters; half a character at its end is held."""
         if piece.isascii() and not self._halves.is_open:
             return piece
         piece = self._halves.join(text, piece)

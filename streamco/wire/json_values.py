@@ -1,4 +1,4 @@
-"""Values of decoded JSON as the types that a reader wants. A value of another type counts for nothing."""
+"""Converts values of decoded JSON to the types that a reader wants. A value of another type counts as missing."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ __all__ = ["count_of", "json_text_of", "number_of", "object_of", "text_of"]
 
 
 def number_of(value: Any) -> int | None:
-    """Return an index, also one that is written as a text; None: it is neither."""
+    """Return an index, which may be written as a text, or None for anything else."""
     if type(value) is int:
         return value
     return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10 else None
 
 
 def text_of(value: Any) -> str:
-    """Return the value if it is a text, else an empty one."""
+    """Return the value if it is a text, otherwise an empty text."""
     return value if isinstance(value, str) else ""
 
 
 def json_text_of(value: Any) -> str:
-    """Return the value if it is a text, an object or a list as its JSON, else an empty text."""
+    """Return the value if it is a text, its JSON if it is an object or a list, otherwise an empty text."""
     return msgspec.json.encode(whole_values(value)).decode() if isinstance(value, dict | list) else text_of(value)
 
 
 def count_of(value: Any) -> int:
-    """Return the value if it is a number of tokens, else 0."""
+    """Return the value if it is a number of tokens, otherwise 0."""
     return value if type(value) is int and value >= 0 else 0
 
 
 def object_of(value: Any) -> dict[str, Any]:
-    """Return the value if it is an object, else an empty one."""
+    """Return the value if it is an object, otherwise an empty object."""
     return value if isinstance(value, dict) else {}

@@ -1,7 +1,7 @@
-"""Fields of a request's body that are known: those that leave the text of an answer as it is, and those that ask for another one.
+"""Known fields of a request's body: those that leave the text of an answer unchanged, and those that ask for a different one.
 
-The names are OpenAI's and those of vLLM, SGLang, llama.cpp's server, Ollama, LM Studio, text-generation-webui, KoboldCpp and TabbyAPI. A
-model on this machine keeps to few of them. What it can't keep to is asked of a server, or refused by name. Front ends send long lists of
+The names come from OpenAI, vLLM, SGLang, llama.cpp's server, Ollama, LM Studio, text-generation-webui, KoboldCpp and TabbyAPI. A model on
+this machine honours few of them. What it can't honour is sent to a server, or refused by name. Front ends send long lists of
 such fields with values that ask for nothing, which are let through.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 __all__ = ["FIELDS_WITHOUT_EFFECT", "NEUTRAL_VALUES", "is_asked"]
 
-# Names, bills, routing, storage; and details of settings that ask for nothing by themselves
+# Names, billing, routing, storage; and details of settings that ask for nothing by themselves
 FIELDS_WITHOUT_EFFECT = frozenset(
     {
         *("cache_prompt", "keep_alive", "metadata", "models", "priority", "prompt_cache_key", "prompt_cache_options"),
@@ -48,13 +48,13 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],),
     "verbosity": (),
     "web_search_options": (),
-    # A form that the answer must have
+    # A format that the answer must have
     **dict.fromkeys(("ebnf", "grammar", "guided_grammar", "guided_json", "guided_regex", "json_schema", "regex"), _NO_SCHEMA),
     "guided_choice": ([], ""),
     "guided_decoding": ({},),
     "structural_tag": ("", {}),
     "structured_outputs": ({},),
-    # Tokens and words that it must not have, or that end it
+    # Tokens and words that it must not contain, or that end it
     **dict.fromkeys(("allowed_token_ids", "bad_words", "banned_strings", "stop_token_ids"), ([],)),
     **dict.fromkeys(("banned_tokens", "custom_token_bans"), ([], "")),
     "ban_eos_token": (False,),
@@ -90,9 +90,9 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "thinking_budget_tokens": (-1,),
     "truncate_prompt_tokens": (),
 }
-"""Fields that ask for another answer, with the values that ask for nothing; None asks for nothing in each of them."""
+"""Fields that ask for a different answer, with the values that ask for nothing. None asks for nothing in each of them."""
 
 
 def is_asked(name: str, value: object) -> bool:
-    """Return True if a field asks for something that is not in every answer; a field that isn't known does unless it is None."""
+    """Return True if a field asks for something special. An unknown field does unless it is None."""
     return value is not None and name not in FIELDS_WITHOUT_EFFECT and value not in NEUTRAL_VALUES.get(name, ())

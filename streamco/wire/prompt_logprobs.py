@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt's last tokens at stock servers: requests, and their answers read and checked.
+"""Log-probabilities of a prompt's last tokens at stock servers: builds the requests, and reads and checks the answers.
 
 Both servers get context and draft as one prompt, and generate one token after it:
 
@@ -27,8 +27,8 @@ __all__ = ["PositionLogprobs", "PromptLogprobs", "read_sglang", "read_vllm", "sg
 IMPOSSIBLE = -9999.0
 """The number that vLLM writes for the logarithm of 0."""
 
-_ROUNDING = 1e-3  # a logarithm may exceed that of 1 by this much
-_AS_ID = "token_id:"  # vLLM's prefix of an id in place of a text
+_ROUNDING = 1e-3  # a log-probability may exceed 0 by this much
+_AS_ID = "token_id:"  # vLLM's prefix for an id in place of a text
 _ID = re.compile(rf"{_AS_ID}[0-9]{{1,10}}")
 
 _Read = TypeVar("_Read")
@@ -98,9 +98,9 @@ def vllm_request(model: str, ids: Sequence[int], pending: int, top: int, *, salt
     Args:
         model: the model's name at the server.
         ids: context and draft, shape (context + pending,).
-        pending: number of draft tokens; 0 asks for the next token alone.
-        top: ids in each row, at least 1.
-        salt: only requests with the same salt find this prompt in the server's prefix cache. None: all requests find it.
+        pending: number of draft tokens; 0 requests only the next token.
+        top: number of ids in each row, at least 1.
+        salt: only requests with the same salt find this prompt in the server's prefix cache. None lets all requests find it.
     """
     body: dict[str, Any] = {
         "model": model,
@@ -200,7 +200,7 @@ def _read_sglang_row(own: tuple[float | None, int, Any], top: list[tuple[float |
 
 
 def _position_after(token: int, listed: list[tuple[int, float]]) -> PositionLogprobs:
-    """Return the position after the draft. The generated token is the best, even if another one is as likely."""
+    """Return the position after the draft. The generated token counts as the best, even if another one is as likely."""
     if not any(known == token for known, _ in listed):
         listed = [(token, 0.0 if not listed else max(value for _, value in listed)), *listed]
     return _position(token, listed, "the last row")

@@ -1,4 +1,4 @@
-"""Reading a request body of an API that is translated; an error names the field by its path, such as ``input[2].content``."""
+"""Reads the request body of a translated API. An error names the field by its path, such as ``input[2].content``."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ __all__ = ["BODY", "FieldError", "Fields", "decode_fields", "name_of", "objects_
 
 T = TypeVar("T")
 
-BODY = "body"  # the field of an error that is about the body as a whole
+BODY = "body"  # the field of an error about the body as a whole
 
 
 class FieldError(ValueError):
     """A field of a request that can't be served.
 
     Args:
-        field: path of the field in the body; ``BODY``: the body as a whole.
+        field: path of the field in the body, or ``BODY`` for the body as a whole.
         message: what was expected and what was got.
-        code: OpenAI's machine-readable reason; None: none.
+        code: OpenAI's machine-readable reason; None if there is none.
     """
 
     def __init__(self, field: str, message: str, *, code: str | None = None) -> None:
@@ -30,7 +30,7 @@ class FieldError(ValueError):
 
 
 def unoffered(field: str, got: str = "some") -> FieldError:
-    """Return the error for a field that asks for something which can't be had here."""
+    """Return the error for a field that asks for something that isn't offered here."""
     return FieldError(field, f"expected none, got {got}: this server doesn't offer it", code="unsupported_parameter")
 
 
@@ -51,7 +51,7 @@ def name_of(value: Any) -> str:
 
 
 def objects_of(value: Any) -> list[dict[str, Any]]:
-    """Return the objects of a decoded list; []: it is no list. What is malformed is left out, and refused when it is read."""
+    """Return the objects of a decoded list, or [] if it isn't a list. Malformed elements are left out, and refused when they are read."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
@@ -60,10 +60,10 @@ class Fields:
 
     Args:
         value: the decoded object.
-        path: where it is in the body; "": it is the body.
+        path: where it is in the body; "" for the body itself.
 
     Raises:
-        FieldError: the value is no object.
+        FieldError: the value isn't an object.
     """
 
     __slots__ = ("_unread", "path")
@@ -79,14 +79,14 @@ class Fields:
         return f"{self.path}.{name}" if self.path else name
 
     def take(self, name: str, default: Any = None) -> Any:
-        """Return a field's value of any type; it is not among ``rest`` any more."""
+        """Return a field's value of any type, and remove it from ``rest``."""
         return self._unread.pop(name, default)
 
     def text(self, name: str) -> str | None:
-        """Return a text; None: not given.
+        """Return a text, or None if not given.
 
         Raises:
-            FieldError: it is no text.
+            FieldError: it isn't a text.
         """
         return self._typed(name, str, "a text")
 
@@ -94,12 +94,12 @@ class Fields:
         """Return a text that must be given.
 
         Raises:
-            FieldError: it isn't given, or is no text.
+            FieldError: it isn't given, or isn't a text.
         """
         return self._needed(name, str, "a text")
 
     def flag(self, name: str) -> bool | None:
-        """Return true or false; None: not given.
+        """Return true or false, or None if not given.
 
         Raises:
             FieldError: it is neither.
@@ -107,7 +107,7 @@ class Fields:
         return self._typed(name, bool, "true or false")
 
     def count(self, name: str) -> int | None:
-        """Return a whole number of at least 1; None: not given.
+        """Return a whole number of at least 1, or None if not given.
 
         Raises:
             FieldError: it is another value.
@@ -122,36 +122,36 @@ class Fields:
         return value
 
     def items(self, name: str) -> list[Any] | None:
-        """Return a list; None: not given.
+        """Return a list, or None if not given.
 
         Raises:
-            FieldError: it is no list.
+            FieldError: it isn't a list.
         """
         return self._typed(name, list, "a list")
 
     def objects(self, name: str) -> list[Fields]:
-        """Return the objects of a list; []: not given.
+        """Return the objects of a list, or [] if not given.
 
         Raises:
-            FieldError: it is no list of objects.
+            FieldError: it isn't a list of objects.
         """
         where = self.where(name)
         return [Fields(each, f"{where}[{index}]") for index, each in enumerate(self.items(name) or [])]
 
     def inner(self, name: str) -> Fields | None:
-        """Return an object's fields; None: not given.
+        """Return an object's fields, or None if not given.
 
         Raises:
-            FieldError: it is no object.
+            FieldError: it isn't an object.
         """
         value = self.take(name)
         return None if value is None else Fields(value, self.where(name))
 
     def json_object(self, name: str) -> dict[str, Any] | None:
-        """Return an object as it was decoded, with its nulls; None: not given.
+        """Return an object as it was decoded, including nulls, or None if not given.
 
         Raises:
-            FieldError: it is no object.
+            FieldError: it isn't an object.
         """
         return self._typed(name, dict, "an object")
 
@@ -159,12 +159,12 @@ class Fields:
         """Return an object that must be given, as it was decoded.
 
         Raises:
-            FieldError: it isn't given, or is no object.
+            FieldError: it isn't given, or isn't an object.
         """
         return self._needed(name, dict, "an object")
 
     def _typed(self, name: str, kind: type[T], what: str) -> T | None:
-        """Return a value of this type; None: not given. ``what``: JSON's name of the type."""
+        """Return a value of this type, or None if not given. ``what``: JSON's name of the type."""
         value = self.take(name)
         if value is not None and not isinstance(value, kind):
             raise FieldError(self.where(name), f"expected {what}, got {name_of(value)}")
@@ -177,7 +177,7 @@ class Fields:
         return value
 
     def skip(self, *names: str) -> None:
-        """Take fields that change nothing here."""
+        """Skip fields that change nothing here."""
         for name in names:
             self.take(name)
 
@@ -186,7 +186,7 @@ class Fields:
         return dict(self._unread)
 
     def refuse_rest(self) -> None:
-        """Refuse whatever was not read, unless it is false or empty.
+        """Refuse whatever has not been read, unless it is false or empty.
 
         Raises:
             FieldError: there is such a field.
@@ -200,7 +200,7 @@ def decode_fields(body: bytes) -> Fields:
     """Return the fields of a JSON body.
 
     Raises:
-        FieldError: it is no JSON, or no object.
+        FieldError: it isn't JSON, or isn't an object.
     """
     try:
         return Fields(msgspec.json.decode(body))

@@ -1,4 +1,4 @@
-"""Row costs on the wire: a server's price list of batches, by their number of rows."""
+"""Row costs on the wire: a server's price list for batches, by their number of rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Positive = Annotated[int, Meta(ge=1, le=_MAX_NUMBER)]
 
 
 class RowCost(Struct, frozen=True, array_like=True):
-    """What a batch costs a server."""
+    """The cost of a batch at a server."""
 
     rows: Positive
     microseconds: Positive
@@ -29,14 +29,14 @@ RowCostTable = Annotated[tuple[RowCost, ...], Meta(max_length=_MAX_SIZES)]
 """Costs of a server's batches, by rows."""
 
 COSTS_BYTES = 3 + _MAX_SIZES * 11
-"""Most bytes of a ``RowCostTable``."""
+"""Maximum size of a ``RowCostTable`` in bytes."""
 
 
 def table_of_costs(costs: Mapping[int, float]) -> tuple[RowCost, ...]:
-    """Return the table of seconds by rows, its smallest 64 sizes."""
+    """Return the table of seconds by rows, with the smallest 64 sizes."""
     return tuple(RowCost(rows, min(max(1, round(costs[rows] * _MICROSECONDS)), _MAX_NUMBER)) for rows in sorted(costs)[:_MAX_SIZES])
 
 
 def costs_of_table(table: tuple[RowCost, ...]) -> RowCosts | None:
-    """Return the costs in a table; None: it is empty."""
+    """Return the costs in a table, or None if it is empty."""
     return RowCosts({cost.rows: cost.microseconds / _MICROSECONDS for cost in table}) if table else None

@@ -1,11 +1,11 @@
-"""Parsing server-sent events from bytes that may be cut anywhere.
+"""Parses server-sent events from bytes that may be cut anywhere.
 
 All line endings are folded to LF as bytes arrive, because CR, LF and CRLF mean the same (WHATWG HTML 9.2.5). So an event always ends
 with two LF, and one ``bytes.rfind`` finds its end. Nothing here decodes text: U+2028, U+0085 and other characters that
 ``str.splitlines`` takes for line ends are data.
 
-An event that arrives in pieces is collected in one ``bytearray`` and joined once, when it is complete. A megabyte fed byte by byte
-costs as much as fed whole. A compiled scan splits off plain ``data: ...`` events, the form that chat servers send. Everything else
+An event that arrives in pieces is collected in one ``bytearray`` and joined once, when it is complete. Feeding a megabyte byte by byte
+costs as much as feeding it whole. A compiled scan splits off plain ``data: ...`` events, the form that chat servers send. Everything else
 goes through the field parser.
 """
 
@@ -31,8 +31,8 @@ class SSEEvent(Struct, frozen=True):
     Args:
         data: its ``data`` lines joined by LF, undecoded.
         event: its type; "message" if it names none.
-        id: the last event id on the stream so far.
-        retry: reconnection time in milliseconds that came with this event; None if none came.
+        id: the last event id in the stream so far.
+        retry: reconnection time in milliseconds that came with this event, if any.
     """
 
     data: bytes
@@ -48,7 +48,7 @@ class SSEParser:
     with the data ``{"error":{...}}``, so that no failure is mistaken for the end of the answer.
 
     Args:
-        limit_bytes: size of the largest event, in bytes. Leading comments don't count, because they are never kept.
+        limit_bytes: maximum size of an event, in bytes. Leading comments don't count, because they are never kept.
     """
 
     def __init__(self, *, limit_bytes: int = 16 << 20) -> None:
@@ -56,16 +56,16 @@ class SSEParser:
         self.events = 0
         """Number of events dispatched so far."""
         self.comments = 0
-        """Number of comment lines so far. They show that the server is alive, and are not content."""
+        """Number of comment lines so far. They show that the server is alive, and aren't content."""
         self.last_event_id = ""
         self._pending = bytearray()  # bytes since the last event's end, line ends folded
         self._after_cr = False  # an LF that comes next belongs to the CR before it
         self._has_begun = False  # True after the position where a byte order mark may be
-        self._is_between = False  # True if nothing is held: the next byte is the first of an event
+        self._is_between = False  # True if nothing is held, so that the next byte is the first of an event
         self._failure: EndpointProtocolError | None = None
 
     def feed(self, data: bytes) -> list[SSEEvent]:
-        """Take bytes and return the events that they complete.
+        """Parse more bytes and return the events that they complete.
 
         Raises:
             EndpointProtocolError: an event is too large, or the body is not an event stream. If events came before it in the same
@@ -85,7 +85,7 @@ class SSEParser:
         return events
 
     def feed_data(self, data: bytes) -> list[bytes]:
-        """Take bytes and return only the data of each event. It is several times as fast as ``feed`` and may be mixed with it."""
+        """Parse more bytes and return only the data of each event. It is several times as fast as ``feed`` and may be mixed with it."""
         payloads: list[bytes] = []
         if self._is_between:
             payloads, used = scan_events(data, self.limit_bytes)
@@ -104,15 +104,15 @@ class SSEParser:
         return payloads
 
     def close(self) -> list[SSEEvent]:
-        """Take the end of the body and return the last event, if it came without its blank line.
+        """Handle the end of the body, and return the last event if it came without its blank line.
 
         Raises:
-            EndpointProtocolError: as ``feed``.
+            EndpointProtocolError: see ``feed``.
         """
         return self.feed(b"\n\n")
 
     def _take(self, data: bytes) -> bytes:
-        """Add bytes and return those of all complete events, line ends folded to LF; b"" if there are none."""
+        """Add bytes and return the bytes of all complete events, with line ends folded to LF, or b"" if there are none."""
         if self._failure is not None:
             return b""
         pending = self._pending
@@ -164,7 +164,7 @@ class SSEParser:
             self._check_size()
 
     def _check_size(self) -> None:
-        if len(self._pending) > self.limit_bytes + 1:  # + 1: the first LF of the two that end an event
+        if len(self._pending) > self.limit_bytes + 1:  # + 1 for the first of the two LFs that end an event
             self._failure = _too_large(len(self._pending), self.limit_bytes)
 
     def _drop_comments(self) -> None:
@@ -178,7 +178,7 @@ class SSEParser:
                 break
             end = pending.find(b"\n", start)
             if end < 0:
-                del pending[start + 1 :]  # the rest of the comment is not read, however long it grows
+                del pending[start + 1 :]  # the rest of the comment is dropped, however long it grows
                 break
             self.comments += 1
             start = end + 1
@@ -198,7 +198,7 @@ class SSEParser:
         return events
 
     def _parse_event(self, piece: bytes) -> SSEEvent | None:
-        """Parse the lines of one event; None if it has no data (WHATWG HTML 9.2.6: then it is not dispatched)."""
+        """Parse the lines of one event. Returns None if it has no data, because then it isn't dispatched (WHATWG HTML 9.2.6)."""
         data: list[bytes] = []
         kind = b""
         retry = None

@@ -2,16 +2,16 @@
 
 Bytes of an array, numbers little-endian, rows one after the other without a gap::
 
-    format   bytes of a row of ``width`` numbers            what is lost
+    format   bytes in a row of ``width`` numbers            what is lost
     f32      4 x width                                      nothing
-    f16      2 x width                                      rarely a next token; with quantised weights it can be another
+    f16      2 x width                                      hardly ever the next token; with quantised weights it can change
     i8       for each block of 32 numbers 2 + 32            about 1 token in 100 changes, in each direction
 
 A block of ``i8`` has a 16-bit float, the scale, and 32 signed bytes; a number is its byte times the scale. The last block of a row may hold
-fewer numbers. ``i8`` is for callers that accept another text.
+fewer numbers. ``i8`` is for callers that accept a different text.
 
 States are finite. NaN and infinity are refused on both sides, because one of them spoils all later states of a session. A state too
-large for a 16-bit float is sent as ``f32``: the sender chooses the format of each array, and says it beside the bytes.
+large for a 16-bit float is sent as ``f32``: the sender chooses the format of each array, and sends it with the bytes.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _MAX_BYTE = 127
 
 
 class StateFormatError(ValueError):
-    """Bytes or numbers that are no hidden states."""
+    """The bytes or numbers aren't hidden states."""
 
 
 def state_bytes(rows: int, width: int, form: StateFormat) -> int:
-    """Return the size of an array; what a receiver compares before it takes memory.
+    """Return the size of an array, which a receiver checks before it allocates memory.
 
     Raises:
         StateFormatError: a negative number of rows, or no numbers in a row.
@@ -58,7 +58,7 @@ def encode_states(states: NDArray[np.float32], form: StateFormat) -> tuple[State
         form: the wanted format; ``f32`` is used instead if a number is too large for it.
 
     Raises:
-        StateFormatError: another shape, NaN or infinity.
+        StateFormatError: the shape is wrong, or a number is NaN or infinite.
     """
     import numpy as np
 
@@ -76,10 +76,10 @@ def encode_states(states: NDArray[np.float32], form: StateFormat) -> tuple[State
 
 
 def decode_states(data: bytes | memoryview, rows: int, width: int, form: StateFormat) -> NDArray[np.float32]:
-    """Return states of shape (rows, width). Those of ``f32`` share the memory of ``data``.
+    """Return states of shape (rows, width). In format ``f32`` they share the memory of ``data``.
 
     Raises:
-        StateFormatError: another size than ``state_bytes``, NaN or infinity.
+        StateFormatError: the size isn't ``state_bytes``, or a number is NaN or infinite.
     """
     import numpy as np
 

@@ -1,8 +1,8 @@
 r"""Characters that a server has cut in two: one half at the end of a piece of text, the other at the beginning of the next piece.
 
 Gateways written in JavaScript cut texts by UTF-16 units. Their JSON then has ``\ud83d`` at the end of one piece and ``\ude00`` at the
-beginning of the next. Only both together are a character. A decoded event keeps halves in pieces alone, where the other half may follow
-(``whole_values``), and the parser that knows which text a piece belongs to joins them (``TextHalves``).
+beginning of the next. Only both together are a character. A decoded event keeps halves only in pieces of text, where the other half may
+follow (``whole_values``), and the parser that knows which text a piece belongs to joins them (``TextHalves``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 __all__ = ["HALF", "TextHalves", "join_pairs", "whole_values"]
 
 HALF = "\ufffd"
-"""What is in the place of a half whose other half never came."""
+"""The replacement for a half whose other half never came."""
 
 _DELTA = (
     *("content", "content.text", "content.thinking", "content.thinking.text"),
@@ -24,7 +24,7 @@ _PIECES = frozenset(
     ["delta", "delta.text", "delta.thinking", "delta.partial_json", "choices.text"]
     + [f"choices.{holder}.{name}" for holder in ("delta", "message") for name in _DELTA]
 )
-"""Where events of the three APIs have pieces of text, as the names on the way; numbers of lists are left out."""
+"""Paths of the pieces of text in events of the three APIs, as names; list indexes are left out."""
 
 
 class TextHalves:
@@ -60,23 +60,23 @@ class TextHalves:
         return text in self._held
 
     def give_up(self, text: Hashable) -> str:
-        """Return ``HALF`` if a half of this text is held, which then isn't any more, else ""."""
+        """Return ``HALF`` and stop holding if a half of this text is held, otherwise ""."""
         return HALF if self._held.pop(text, None) else ""
 
     def give_up_all(self) -> list[Any]:
-        """Return the texts of which a half is held. They end with ``HALF``, and nothing is held any more."""
+        """Return the texts with a held half. They end with ``HALF``, and afterwards nothing is held."""
         texts = list(self._held)
         self._held.clear()
         return texts
 
 
 def join_pairs(text: str) -> str:
-    """Return a text in which pairs of halves are joined; other halves stay."""
+    """Return a text in which pairs of halves are joined. Other halves stay."""
     return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
 def whole_values(value: Any, *, has_pieces: bool = False) -> Any:
-    """Return a decoded value in which pairs of halves are joined and each other half, for which there is no encoding, is ``HALF``.
+    """Return a decoded value in which pairs of halves are joined, and every other half, which can't be encoded, is ``HALF``.
 
     Args:
         value: the value.
@@ -86,7 +86,7 @@ def whole_values(value: Any, *, has_pieces: bool = False) -> Any:
 
 
 def _whole_values(value: Any, way: str | None) -> Any:
-    """Return the value. ``way``: the names on the way to it; None: it is in no event's pieces."""
+    """Return the value. ``way``: the names on the way to it, or None if it isn't in an event's piece."""
     match value:
         case str():
             return value if way in _PIECES else _whole(value)

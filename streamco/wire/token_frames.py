@@ -1,4 +1,4 @@
-"""Frames of packed token ids: they go from one engine to another of the same vocabulary, so that no text is tokenised again.
+"""Frames of packed token ids, which go between engines with the same vocabulary, so that no text has to be tokenised again.
 
 Format, version 1; all numbers little-endian::
 
@@ -23,17 +23,17 @@ A run of up to 1024 ids has a short form, because 20 bytes are more than the ids
 
 The width is the smallest that holds the run's largest id, so a run of common tokens is shorter still. The transport (HTTP, MessagePack)
 says where the frame ends, and an id has 8 bits or more, so the count is floor(8 * n / width). The check covers the vocabulary: ids of
-another one are refused as damaged ones are, except for one in 16 million.
+another one are refused like damaged ones, except for one frame in 16 million.
 
-Where both ends know the vocabulary and damage is impossible or noticed below (an HTTP answer's body), ids are packed without any header,
-in the vocabulary's width or in 8 bits if that is more: ``pack_bare``.
+Where both ends know the vocabulary, and damage is impossible or noticed on a lower layer (the body of an HTTP response), ``pack_bare``
+packs ids without any header, in the vocabulary's width but at least 8 bits.
 
 The fingerprint of a vocabulary is ``SIZE:HASH``. HASH is the first 16 hex digits of the SHA-256 over every piece's bytes, each preceded by
 its length in decimal and a colon. Names and sizes alone don't prove that two models mean the same tokens by the same ids.
 
-A reader checks in this order, and each check has its error: magic and version, a whole header, width, count against the reader's limit,
+A reader checks in this order, and each check has its own error: magic and version, a whole header, width, count against the reader's limit,
 missing bytes, trailing bytes, checksum, vocabulary, the bits after the last id, each id against the vocabulary's size. The first byte
-says which form a frame has.
+tells which form a frame has.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class TokenFrameError(EndpointProtocolError):
 
 
 class TokenVersionError(TokenFrameError):
-    """The bytes are no token frame, or one of another version."""
+    """The bytes aren't a token frame, or are one of a different version."""
 
 
 class TokenTruncatedError(TokenFrameError):
@@ -97,7 +97,7 @@ class TokenCountError(TokenFrameError):
 
 
 class TokenChecksumError(TokenFrameError):
-    """The frame's bytes changed on their way."""
+    """The frame's bytes changed on the way."""
 
 
 class TokenVocabularyError(TokenFrameError):
@@ -120,7 +120,7 @@ def bits_for(vocabulary_size: int) -> int:
 
 
 def vocabulary_fingerprint(pieces: Iterable[bytes]) -> str:
-    """Return ``SIZE:HASH`` of a vocabulary's pieces in the order of their ids. It is equal exactly if the pieces are."""
+    """Return ``SIZE:HASH`` of a vocabulary's pieces in the order of their ids. Two are equal exactly if the pieces are."""
     digest = sha256()
     size = 0
     for piece in pieces:
@@ -135,7 +135,7 @@ class TokenCodec:
     Args:
         vocabulary: fingerprint of the vocabulary.
         vocabulary_size: number of ids in the vocabulary, 1 to 2**32.
-        max_tokens: largest number of ids in one frame, both ways. A frame that announces more is refused before anything is unpacked.
+        max_tokens: maximum number of ids in one frame, both ways. A frame that announces more is refused before anything is unpacked.
 
     Raises:
         ValueError: ``vocabulary_size`` is out of range.
@@ -164,7 +164,7 @@ class TokenCodec:
         return header + _CHECKSUM.pack(zlib.crc32(packed, zlib.crc32(header))) + packed
 
     def encode_short(self, ids: Sequence[int]) -> bytes:
-        """Encode ids as one frame of the short form; more than 1024 as one of the long form.
+        """Encode ids as one frame of the short form, or of the long form if there are more than 1024.
 
         Raises:
             TokenCountError: there are more than ``max_tokens``.
@@ -173,7 +173,7 @@ class TokenCodec:
         if len(ids) > _SHORT_COUNT:
             return self.encode(ids)
         bits = max(_MIN_SHORT_BITS, int(max(ids, default=0)).bit_length())
-        packed = self._pack(ids, min(bits, self._bare_bits))  # an id beyond the vocabulary fits no width
+        packed = self._pack(ids, min(bits, self._bare_bits))  # an id outside the vocabulary fits no width
         head = bytes([_SHORT_MARK + bits])
         return head + self._short_check(head, packed) + packed
 
@@ -190,10 +190,10 @@ class TokenCodec:
         """Return the ids that ``pack_bare`` packed.
 
         Raises:
-            TokenFrameError: the bytes are no whole ids, too many, or outside the vocabulary.
+            TokenFrameError: the bytes aren't whole ids, are too many, or an id is outside the vocabulary.
         """
         if len(data) == self._bare_bytes and (token := int.from_bytes(data, "little")) < self.vocabulary_size:
-            return [token]  # so many bytes are one id; streams have hardly anything else
+            return [token]  # this many bytes are one id; streams have hardly anything else
         return self._unpack_all(data, self._bare_bits)
 
     def decode(self, frame: bytes | bytearray | memoryview) -> list[int]:
@@ -248,7 +248,7 @@ class TokenCodec:
         return packed
 
     def _unpack_all(self, packed: bytes, bits: int) -> list[int]:
-        """Return the ids of a length that says how many there are."""
+        """Return the ids in bytes whose length tells how many there are."""
         count = len(packed) * 8 // bits
         self._check_count(count)
         if len(packed) != packed_size(count, bits):
@@ -265,7 +265,7 @@ class TokenCodec:
         return ids
 
     def _read_header(self, data: bytes) -> tuple[int, int, bytes]:
-        """Return width, count and vocabulary mark of a frame, checked as far as the header alone allows."""
+        """Return width, count and vocabulary mark of a frame, checked as far as the header allows."""
         if data[:2] != _MAGIC[: len(data)]:
             raise TokenVersionError(f"token frame: expected it to begin with {_MAGIC!r}, got {data[:2]!r}")
         if len(data) > 2 and data[2] != _VERSION:

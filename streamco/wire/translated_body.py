@@ -1,4 +1,4 @@
-"""Request bodies of other APIs from chat requests: what the translations have in common."""
+"""The common parts of translating chat requests into request bodies of other APIs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def sampling_fields(sampling: SamplingOptions) -> dict[str, Any]:
 
 
 def logit_bias_field(sampling: SamplingOptions) -> dict[str, Any]:
-    """Return the field ``logit_bias``; {}: there is none."""
+    """Return the field ``logit_bias``, or {} if there is none."""
     return {"logit_bias": {str(token): bias for token, bias in sampling.logit_bias}} if sampling.logit_bias else {}
 
 
 def further_fields(extra: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the further fields of a chat request that have a value and a meaning in other APIs, in a dict of its own."""
+    """Return, in a new dict, the additional fields of a chat request that have a value and a meaning in other APIs."""
     return {name: value for name, value in (extra or {}).items() if value is not None and name not in _DROPPED}
 
 

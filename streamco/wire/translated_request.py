@@ -1,4 +1,4 @@
-"""A request of another API as a chat request: what the translations have in common."""
+"""The common parts of translating requests of other APIs into chat requests."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = [
     "tool_message",
 ]
 
-_IMAGES = "images"  # a tool's message has its image parts here, until they are placed
+_IMAGES = "images"  # key of a tool message's image parts, until they are placed
 
 
 class TranslatedRequest(Struct, frozen=True, kw_only=True):
     """A request of another API as a chat request.
 
     Args:
-        chat: fields of a body for ``/v1/chat/completions``, all of this request's own.
+        chat: fields of a body for ``/v1/chat/completions``, which belong to this request alone.
         encoder: makes the encoder of its answer.
-        names: the API's own names of chat fields, for errors that name a field.
+        names: the API's names for chat fields, for errors that name a field.
         is_streamed: the answer is sent as events.
         ends_open: the last message is the beginning of the answer, to be continued.
     """
@@ -42,12 +42,12 @@ class TranslatedRequest(Struct, frozen=True, kw_only=True):
 
 
 def stream_fields(is_streamed: bool) -> dict[str, Any]:
-    """Return the chat fields of a streamed answer, which always ends with usage; {}: the answer is whole."""
+    """Return the chat fields for a streamed answer, which always ends with usage, or {} for a whole answer."""
     return {"stream": True, "stream_options": {"include_usage": True}} if is_streamed else {}
 
 
 def keep_open_reasoning(messages: Sequence[dict[str, Any]]) -> None:
-    """Take the reasoning out of messages, except that of the last turn's tool calls.
+    """Remove the reasoning from messages, except from the last turn's tool calls.
 
     Reasoning models that call tools want their reasoning back until the turn is over. Other servers refuse the field.
     """
@@ -58,7 +58,7 @@ def keep_open_reasoning(messages: Sequence[dict[str, Any]]) -> None:
 
 
 def tool_message(call_id: str, result: str | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the message of a tool.
+    """Return a tool's message.
 
     Args:
         call_id: id of its call.
@@ -73,9 +73,9 @@ def tool_message(call_id: str, result: str | Sequence[Mapping[str, Any]]) -> dic
 
 
 def place_images(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with the images of tools' results in a user's message, because a tool's message has text alone.
+    """Return the messages with the images of tool results moved into a user's message, because a tool's message may only have text.
 
-    It comes after all results of a turn, because servers want these right after their calls; if a user's message follows, it is that one.
+    It comes after all results of a turn, because servers want these right after their calls. If a user's message follows, that one is used.
     """
     placed: list[dict[str, Any]] = []
     waiting: list[Any] = []
@@ -105,7 +105,7 @@ def refuse_chat_names(fields: Fields, names: Mapping[str, str]) -> None:
 
     Args:
         fields: the request's fields that were not read.
-        names: the API's own names by chat's; "": it has no such field.
+        names: the API's name for each chat name; "" if it has no such field.
 
     Raises:
         FieldError: there is such a field.

@@ -1,4 +1,4 @@
-"""Reading one answer: Ctrl-C stops it, a failure keeps the text so far, and the figures are shown in each case."""
+"""Reads one answer. Ctrl-C stops it, a failure keeps the text so far, and the figures are shown in any case."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["ShownAnswer", "AnswerSettings", "read_answer"]
 
 
 class AnswerSettings(Struct, kw_only=True):
-    """Settings that every prompt is sent with. None: the endpoint's default."""
+    """Settings that every prompt is sent with. None for the endpoint's default."""
 
     pace: Pace = None  # tokens per second
     max_tokens: int | None = None
@@ -33,9 +33,9 @@ class ShownAnswer(Struct, kw_only=True):
     """An answer as the reader got it, and how it ended.
 
     Args:
-        text: all of the answer, or as much as came.
-        is_stopped: Ctrl-C ended it.
-        error: an endpoint's failure ended it.
+        text: the whole answer, or as much of it as came.
+        is_stopped: True if Ctrl-C ended it.
+        error: the endpoint's failure that ended it, if any.
     """
 
     text: str = ""
@@ -45,23 +45,23 @@ class ShownAnswer(Struct, kw_only=True):
 
     @property
     def ending(self) -> str:
-        """What cut the answer short: stopped | failed, or "" if nothing did."""
+        """What cut the answer short: "stopped", "failed", or "" if nothing did."""
         return "stopped" if self.is_stopped else "failed" if self.error is not None else ""
 
     @property
     def exit_code(self) -> int:
-        """Exit code of a command that asked only this prompt."""
+        """Exit code for a command that asked only this prompt."""
         return 130 if self.is_stopped else 1 if self.error is not None else 0
 
     def to_json(self) -> str:
-        """Return one JSON object: the text, the whole report, and what cut it short."""
+        """Return one JSON object with the text, the whole report, and what cut the answer short."""
         error = None if self.error is None else {"type": type(self.error).__name__, "message": str(self.error)}
         shape = {"text": self.text, "is_stopped": self.is_stopped, "error": error, "report": self.report}
         return msgspec.json.encode(shape).decode()
 
 
 async def read_answer(client: Client, messages: Sequence[Mapping[str, Any]], settings: AnswerSettings, view: View) -> ShownAnswer:
-    """Ask, show the answer as it comes, and sum it up. Failures of endpoints are part of the answer and are not raised."""
+    """Send the request, show the answer as it comes, and summarise it. Failures of endpoints are part of the answer, and aren't raised."""
     answer = ShownAnswer()
     parts: list[str] = []
     stream = client.stream(
@@ -76,7 +76,7 @@ async def read_answer(client: Client, messages: Sequence[Mapping[str, Any]], set
                 answer.error = error
             except asyncio.CancelledError:
                 if (task := asyncio.current_task()) and task.cancelling():
-                    raise  # the program ends, not only the answer
+                    raise  # the program is ending, not only the answer
                 answer.is_stopped = True
     answer.text = "".join(parts)
     answer.report = _report_of(stream)

@@ -1,8 +1,8 @@
-"""Files that are sent with a prompt: text in the prompt itself, images beside it.
+"""Files that are sent with a prompt: text files inside the prompt, and images alongside it.
 
-At a terminal a line that begins with ``@`` names a file, but only if the ``@`` was typed: text that was pasted, piped or loaded may hold
-such a line, too, and must not send a file of this machine. The line editor therefore puts ``TYPED_AT`` in the place of a typed ``@``, and
-everything else that becomes a prompt goes through ``without_marks``.
+At a terminal a line that begins with ``@`` names a file, but only if the ``@`` was typed: text that was pasted, piped or loaded may contain
+such a line, too, and must not cause a file to be sent. The line editor therefore replaces a typed ``@`` with ``TYPED_AT``, and all other
+text that becomes a prompt goes through ``without_marks``.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ __all__ = [
     "without_marks",
 ]
 
-TYPED_AT = "\ue040"  # of the private use area, so in no text
-MAX_TEXT = 1 << 20  # bytes of all text files of a prompt
-MAX_IMAGE = 10 << 20  # bytes of all its images
+TYPED_AT = "\ue040"  # in the private use area, so no ordinary text has it
+MAX_TEXT = 1 << 20  # bytes of all text files of a prompt together
+MAX_IMAGE = 10 << 20  # bytes of all its images together
 _IMAGES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF87a": "image/gif", b"GIF89a": "image/gif"}
 _NAMED = re.compile(rf'{TYPED_AT}(?:"([^"\n]+)"|(\S+))(.*)', re.DOTALL)
 _UNITS = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"))
@@ -43,10 +43,10 @@ class Attachment(Struct, frozen=True):
     """A file that was read.
 
     Args:
-        name: the file's name, without its folders, which are nobody's business.
+        name: the file's name, without its folders, which are private.
         size: bytes.
-        text: its text, if it is no image.
-        image: the image as a ``data:`` URL, else "".
+        text: its text, unless it is an image.
+        image: the image as a ``data:`` URL, or "" for a text file.
     """
 
     name: str
@@ -59,11 +59,11 @@ class Prompt(Struct, frozen=True):
     """A prompt with its files.
 
     Args:
-        typed: what was typed, with the marks of files, to be edited again.
-        text: what is sent: the text files are in it.
-        images: ``data:`` URLs that are sent beside it.
-        files: the files, in their order.
-        attached: those of them that no line names.
+        typed: the text as typed, with the marks of files, so that it can be edited again.
+        text: the text to send, including the text files.
+        images: ``data:`` URLs to send with it.
+        files: all files, in order.
+        attached: the files among them that no line names.
     """
 
     typed: str
@@ -74,17 +74,17 @@ class Prompt(Struct, frozen=True):
 
 
 def without_marks(text: str) -> str:
-    """Return a text that nobody typed: no line of it names a file."""
+    """Return the text without marks of typed ``@``, so that no line of it names a file."""
     return text.replace(TYPED_AT, "")
 
 
 def shown(text: str) -> str:
-    """Return a typed text as it is read."""
+    """Return a typed text as it is displayed."""
     return text.replace(TYPED_AT, "@")
 
 
 def names_untyped_file(text: str) -> bool:
-    """Return True if a line would name a file, had its ``@`` been typed; people wonder then why it isn't sent."""
+    """Return True if a line would name a file if its ``@`` had been typed; its user may wonder why the file isn't sent."""
     words = (row[1:].partition(" ")[0] for row in text.split("\n") if row.startswith("@"))
     with suppress(OSError, ValueError, RuntimeError):
         return any(word and Path(word).expanduser().is_file() for word in words)
@@ -97,10 +97,10 @@ def size_text(size: int) -> str:
 
 
 def read_attachment(path: Path) -> Attachment:
-    """Read a file of text, or an image.
+    """Read a text file or an image.
 
     Raises:
-        ConfigError: there is no such file, it can't be read, it is too large, or it is neither text nor an image.
+        ConfigError: the file doesn't exist, can't be read, is too large, or is neither text nor an image.
     """
     if not path.is_file():
         got = "a folder" if path.is_dir() else "something else" if path.exists() else "nothing there"
@@ -137,9 +137,9 @@ def _check_size(where: str, size: int, most: int, what: str) -> None:
 
 
 def parse_typed(line: str) -> Prompt:
-    """Return a typed prompt, with the files that its lines name: ``@PATH``, and what follows it on the line stays a text.
+    """Parse a typed prompt, with the files that its lines name as ``@PATH``. The rest of such a line stays text.
 
-    A path with spaces stands in quotation marks: ``@"my notes.txt"``. A line that begins with two ``@`` begins with one of them.
+    A path with spaces needs quotation marks: ``@"my notes.txt"``. A line typed with two ``@`` at its beginning is text with one.
 
     Raises:
         ConfigError: a file can't be sent.
@@ -162,15 +162,15 @@ def _read_named(path: str) -> Attachment:
         return read_attachment(Path(path).expanduser())
     except ConfigError as error:
         raise ConfigError(f"{error}; to begin a line with @, write two") from error
-    except (RuntimeError, ValueError, OSError):  # no such home, or no name that a file can have
+    except (RuntimeError, ValueError, OSError):  # no such home folder, or not a possible file name
         raise ConfigError(f"{shorten(path)}: expected a file, got nothing there; to begin a line with @, write two") from None
 
 
 def attach(prompt: Prompt, files: Sequence[Attachment]) -> Prompt:
-    """Return the prompt with more files, which are sent before it.
+    """Return the prompt with additional files, which are sent before it.
 
     Raises:
-        ConfigError: they are too large together.
+        ConfigError: the files together are too large.
     """
     all_files = (*files, *prompt.files)
     _check_sizes(all_files)
@@ -185,7 +185,7 @@ def _check_sizes(files: Iterable[Attachment]) -> None:
 
 
 def _block(file: Attachment) -> str:
-    """Return a text file as a part of a prompt: its name, and its text as Markdown's code; "" for an image."""
+    """Return a text file as a part of a prompt: its name, and its text as a Markdown code block. Return "" for an image."""
     if file.image:
         return ""
     longest = max((len(ticks) for ticks in re.findall("`+", file.text)), default=0)

@@ -1,4 +1,4 @@
-"""Two answers side by side, each with a clock until its first word: on a terminal as they come, elsewhere one below the other."""
+"""Shows two answers side by side, each with a clock until its first word: live on a terminal, elsewhere one below the other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Column", "show_columns"]
 
 FRAME = 0.08  # seconds between two drawings
-NARROWEST = 72  # cells in which two columns can be read
+NARROWEST = 72  # cells; in fewer, two columns would be hard to read
 
 
 class Column(Struct):
@@ -31,10 +31,10 @@ class Column(Struct):
 
     Args:
         title: who answers.
-        first: seconds until the first word; None: not yet.
-        parts: who wrote a text (device | server), and the text, in order.
-        failure: what ended the answer before its end; "": nothing did.
-        ended: seconds until nothing more came; None: something may come.
+        first: seconds until the first word, or None if it hasn't come yet.
+        parts: the pieces of text in order, each with who wrote it (``device`` or ``server``).
+        failure: what ended the answer early, or "" if nothing did.
+        ended: seconds until the answer ended, or None if it hasn't.
     """
 
     title: str
@@ -57,7 +57,7 @@ class Column(Struct):
 
     @property
     def text(self) -> str:
-        """The text so far, without white space at its ends."""
+        """The text so far, without whitespace at its ends."""
         return "".join(text for _, text in self.parts).strip()
 
 
@@ -68,8 +68,8 @@ async def show_columns(
     """Show two answers while the block fills their columns, and yield a function that returns the seconds since the block began.
 
     Args:
-        view: where they are shown; without a terminal they follow each other after the block.
-        columns: left and right.
+        view: where they are shown; without a terminal, they are shown one after the other after the block.
+        columns: the left and the right answer.
         clock: seconds, monotonic.
     """
     screen = None if isinstance(view, PlainView) else cast("TerminalView", view)
@@ -125,7 +125,7 @@ def _body(column: Column, theme: Theme) -> Text:
 
     body = Text()
     for number, (kind, text) in enumerate(column.parts):
-        shown = text.replace("**", "")  # a model's bold marks
+        shown = text.replace("**", "")  # Markdown's bold markers
         body.append(shown if number else shown.lstrip(), style=theme.tint(kind))
     body.rstrip()
     if column.failure:

@@ -1,8 +1,8 @@
 """Text that can't control a terminal.
 
-What a server sends, in answers, errors and names, is shown on the reader's terminal. Escape sequences could set its title, clear it,
-write to the clipboard (OSC 52) or hide text; overrides of the writing direction could show text in another order. Without their control
-characters all of these are harmless text, also if a sequence comes in several tokens.
+Text from a server, in answers, errors and names, is shown on the reader's terminal. Escape sequences could set its title, clear it,
+write to the clipboard (OSC 52) or hide text; overrides of the writing direction could show text in a different order. Without their control
+characters all of these are harmless text, even if a sequence comes in several tokens.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def printable(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return JSON text with its control characters as escapes of JSON; its values stay the same."""
+    """Return JSON text with its control characters as JSON escapes, so that its values stay the same."""
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def print_plain(text: object, file: TextIO | None = None, *, end: str = "\n") -> None:
-    """Print without control characters, and flush; ``file`` None: to stdout. The commands print with it alone."""
+    """Print without control characters to ``file`` (by default stdout), and flush. The commands print only with this."""
     print(printable(str(text)), file=file, end=end, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The conversations that are kept between two runs: one JSON file each, readable by their user alone."""
+"""The conversations that are kept between runs, each in a JSON file that only its user can read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streamco.engines.llamacpp.cache_dir import write_whole
 __all__ = ["NO_SAVE_VARIABLE", "ConversationStore", "conversation_folder", "may_save", "read_conversation", "write_conversation"]
 
 NO_SAVE_VARIABLE = "STREAMCO_NO_SAVE"
-MAX_KEPT = 200  # conversations; the oldest go first
+MAX_KEPT = 200  # conversations; the oldest are deleted first
 
 
 class _Kept(Struct):
@@ -31,7 +31,7 @@ def may_save() -> bool:
 
 
 def conversation_folder() -> Path | None:
-    """Return the folder of kept conversations; None: ``STREAMCO_NO_SAVE`` is set, or there is no place to write."""
+    """Return the folder of kept conversations, or None if ``STREAMCO_NO_SAVE`` is set or there is nowhere to write."""
     if not may_save():
         return None
     try:
@@ -47,7 +47,7 @@ def read_conversation(path: Path) -> Conversation:
 
     Raises:
         OSError: the file can't be read.
-        ValueError: it holds something else.
+        ValueError: it contains something else.
     """
     try:
         kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
@@ -60,7 +60,7 @@ def read_conversation(path: Path) -> Conversation:
 
 
 def write_conversation(conversation: Conversation, path: Path) -> None:
-    """Write a conversation as JSON; the file is replaced whole, and only its user may read it.
+    """Write a conversation as JSON. The whole file is replaced at once, and only its user may read it.
 
     Raises:
         OSError: it can't be written.
@@ -72,19 +72,19 @@ class ConversationStore:
     """Keeps the running conversation in a file, and finds earlier ones.
 
     Args:
-        folder: the folder of the files; None: nothing is kept, and there are no earlier ones.
+        folder: the folder of the files, or None to keep nothing and have no earlier conversations.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._path: Path | None = None  # of the running conversation
+        self._path: Path | None = None  # file of the running conversation
 
     def begin(self, path: Path | None = None) -> None:
-        """Begin a conversation, or go on with the one in ``path``."""
+        """Begin a conversation, or continue the one in ``path``."""
         self._path = path
 
     def keep(self, conversation: Conversation) -> None:
-        """Write the running conversation to its file; if it can't be written, it is not kept."""
+        """Write the running conversation to its file, if the file can be written."""
         if self._folder is None or not conversation.turns:
             return
         if self._path is None:
@@ -94,7 +94,7 @@ class ConversationStore:
             write_conversation(conversation, self._path)
 
     def earlier(self) -> list[Path]:
-        """Return the files of the kept conversations, the last used one first."""
+        """Return the files of the kept conversations, the most recently used first."""
         if self._folder is None:
             return []
         files: list[tuple[float, str, Path]] = []

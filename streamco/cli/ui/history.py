@@ -18,8 +18,8 @@ class Turn(Struct, frozen=True, omit_defaults=True):
     Args:
         role: ``user`` or ``assistant``.
         content: its text.
-        is_stopped: the answer was cut short by Ctrl-C or by a failed endpoint.
-        images: ``data:`` URLs that were sent beside the text.
+        is_stopped: True if the answer was cut short by Ctrl-C or a failed endpoint.
+        images: ``data:`` URLs that were sent with the text.
     """
 
     role: str
@@ -29,14 +29,14 @@ class Turn(Struct, frozen=True, omit_defaults=True):
 
 
 class ChatModels(Struct, frozen=True, omit_defaults=True):
-    """The models that a conversation is with, as options name them. None: not named, or there is none.
+    """The models of a conversation, as options name them. None if a value isn't given or there is no such side.
 
     Args:
         device: path, name or URL of the device's model, or ``packaged``.
         device_model: the model's name at a URL.
         server: the remote model's name.
-        base_url: where it is.
-        api_key_env: environment variable that holds its key.
+        base_url: the server's base URL.
+        api_key_env: environment variable that contains its key.
     """
 
     device: str | None = None
@@ -51,7 +51,7 @@ class ChatModels(Struct, frozen=True, omit_defaults=True):
 
     @property
     def device_name(self) -> str:
-        """The device's model as people call it; "" if there is none."""
+        """A readable name of the device's model, or "" if there is none."""
         if self.device is None or self.device == "packaged":
             return "" if self.device is None else "the packaged model"
         if "://" in self.device:
@@ -60,20 +60,20 @@ class ChatModels(Struct, frozen=True, omit_defaults=True):
 
     @property
     def server_name(self) -> str:
-        """The server's model as people call it; "" if there is none."""
+        """A readable name of the server's model, or "" if there is none."""
         return "" if self.server is None else f"{self.server} at {self.base_url}" if self.base_url else self.server
 
 
 class Conversation:
-    """The turns so far, with a system message before them.
+    """The turns so far, preceded by a system message if there is one.
 
-    A question without any answer is withdrawn again: two user messages in a row are refused by many chat templates.
+    A question that gets no answer is withdrawn, because many chat templates refuse two user messages in a row.
     """
 
     def __init__(self, system: str | None = None) -> None:
         self.system = system
         self.turns: list[Turn] = []
-        self.models: ChatModels | None = None  # not known, as of a split model
+        self.models: ChatModels | None = None  # not known, or a split model
 
     def ask(self, prompt: str, images: Sequence[str] = ()) -> None:
         """Add a prompt of the user."""
@@ -81,37 +81,37 @@ class Conversation:
 
     @property
     def has_images(self) -> bool:
-        """True if an image is sent with the next prompt, or with an earlier one again."""
+        """True if the next request contains an image, with its prompt or in an earlier turn."""
         return any(turn.images for turn in self.turns)
 
     @property
     def last_question(self) -> Turn | None:
-        """The last prompt that has an answer; None: there is none."""
+        """The last prompt that has an answer, if any."""
         return next((turn for turn in reversed(self.turns) if turn.role == "user"), None)
 
     def take_back(self) -> None:
-        """Take the last prompt and its answer out."""
+        """Remove the last prompt and its answer."""
         while self.turns and self.turns.pop().role != "user":
             pass
 
     def answer(self, text: str, *, is_stopped: bool = False) -> None:
-        """Add the model's answer; if it is empty, withdraw the question."""
+        """Add the model's answer, or withdraw the question if it is empty."""
         if text.strip():
             self.turns.append(Turn("assistant", text, is_stopped))
         else:
             self.turns.pop()
 
     def forget(self) -> None:
-        """Start a new conversation; the system message stays."""
+        """Start a new conversation, keeping the system message."""
         self.turns.clear()
 
     def messages(self) -> list[Mapping[str, Any]]:
-        """Return the conversation in OpenAI's shape."""
+        """Return the conversation in OpenAI's format."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *({"role": turn.role, "content": _content(turn)} for turn in self.turns)]
 
     def to_markdown(self) -> str:
-        """Return the conversation as a document for a reader."""
+        """Return the conversation as a readable Markdown document."""
         sections = [f"## System\n\n{self.system}\n"] if self.system else []
         for turn in self.turns:
             title = "You" if turn.role == "user" else "Answer (stopped)" if turn.is_stopped else "Answer"
@@ -121,7 +121,7 @@ class Conversation:
 
 
 def _content(turn: Turn) -> str | list[dict[str, Any]]:
-    """Return a message's content in OpenAI's shape: a text, or parts if there are images."""
+    """Return a message's content in OpenAI's format: a text, or parts if there are images."""
     if not turn.images:
         return turn.content
     text = [{"type": "text", "text": turn.content}] if turn.content else []
@@ -131,10 +131,10 @@ def _content(turn: Turn) -> str | list[dict[str, Any]]:
 def state_path(name: str) -> Path:
     """Return a file in the user's state folder (XDG Base Directory: ``$XDG_STATE_HOME``, by default ``~/.local/state``).
 
-    The folder is made, readable by its user alone: prompts are private.
+    The folder is created, readable only by its user, because prompts are private.
 
     Raises:
-        OSError: the folder can't be made.
+        OSError: the folder can't be created.
     """
     base = os.environ.get("XDG_STATE_HOME", "")
     folder = (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state") / "streamco"

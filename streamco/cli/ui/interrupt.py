@@ -16,13 +16,13 @@ __all__ = ["on_interrupt", "quiet_keyboard"]
 def on_interrupt(callback: Callable[[], object]) -> Iterator[None]:
     """Call ``callback`` on the event loop for each Ctrl-C inside the block, instead of ending the program.
 
-    If the loop can't watch signals (Windows), Ctrl-C ends the program as before.
+    If the loop can't watch signals (Windows), Ctrl-C ends the program as usual.
     """
     loop = asyncio.get_running_loop()
     before = signal.getsignal(signal.SIGINT)
     try:
         loop.add_signal_handler(signal.SIGINT, callback)
-    except (NotImplementedError, ValueError, RuntimeError):  # not this loop, or not the main thread
+    except (NotImplementedError, ValueError, RuntimeError):  # not on this loop, or not in the main thread
         yield
         return
     try:
@@ -34,7 +34,7 @@ def on_interrupt(callback: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def quiet_keyboard(file: TextIO | None = None) -> Iterator[None]:
-    """Keep keys pressed inside the block out of the answer on the screen; what was typed waits for the next prompt."""
+    """Keep keys that are pressed inside the block out of the answer on the screen. They are kept for the next prompt."""
     stdin = file or sys.stdin
     if sys.platform == "win32" or not stdin.isatty():
         yield

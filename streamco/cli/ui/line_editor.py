@@ -35,11 +35,11 @@ _WORDS = {
     "device": ("off", "packaged"),
     "server": ("off",),
 }
-_PATHS = {"save", "load", "device", "model"}  # commands that take a file's name
+_PATHS = {"save", "load", "device", "model"}  # commands that take a file name
 
 
 class CommandCompleter(Completer):
-    """Completes commands, their words, and file names: after some commands, and after an ``@`` that was typed at a line's beginning."""
+    """Completes commands, their arguments, and file names, which may follow some commands or an ``@`` typed at the beginning of a line."""
 
     def __init__(self) -> None:
         self._files = PathCompleter(expanduser=True)
@@ -67,15 +67,15 @@ class CommandCompleter(Completer):
 
 
 class _ShowAt(Processor):
-    """Shows an ``@`` that was typed like any other."""
+    """Shows a typed ``@`` like any other."""
 
     def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
-        """Replace the mark; nothing moves, because both are one cell wide."""
+        """Replace the mark. Nothing moves, because both are one cell wide."""
         return Transformation([(style, shown(text), *more) for style, text, *more in transformation_input.fragments])  # type: ignore[misc]
 
 
 def key_bindings() -> KeyBindings:
-    """Return the keys: Enter sends; Alt-Enter, Ctrl-J, and Enter after a backslash begin a new line; a typed ``@`` may name a file."""
+    """Return the key bindings: Enter sends; Alt-Enter, Ctrl-J, and Enter after a backslash begin a new line; a typed ``@`` is marked."""
     bindings = KeyBindings()
 
     @bindings.add("@", filter=has_focus(DEFAULT_BUFFER))
@@ -109,9 +109,9 @@ class Editor:
     """Reads prompts with history, completion and a toolbar.
 
     Args:
-        history: file that remembers prompts. None, or a file that can't be written: prompts are remembered for this run only.
+        history: file that remembers prompts. With None, or if it can't be written, prompts are remembered only during this run.
         toolbar: returns the text of the line at the bottom; called for each prompt.
-        color: False: no colours.
+        color: whether to use colours.
     """
 
     def __init__(self, history: Path | None, toolbar: Callable[[], str], *, color: bool = True) -> None:
@@ -131,16 +131,16 @@ class Editor:
         )
 
     async def read(self, draft: str = "") -> str:
-        """Return the next prompt; an ``@`` that was typed at the beginning of a line is ``TYPED_AT``.
+        """Return the next prompt. An ``@`` that was typed at the beginning of a line is returned as ``TYPED_AT``.
 
         Args:
-            draft: text that the line begins with, to be edited.
+            draft: initial text, to be edited.
 
         Raises:
             EOFError: Ctrl-D on an empty line.
-            KeyboardInterrupt: Ctrl-C; the typed text is gone.
+            KeyboardInterrupt: Ctrl-C; the typed text is lost.
         """
-        with patch_stdout(raw=True):  # a log record that comes now is printed above the prompt
+        with patch_stdout(raw=True):  # log records are printed above the prompt meanwhile
             text = await self._session.prompt_async([("class:prompt", "> ")], default=draft)
         return text.strip()
 
@@ -156,10 +156,10 @@ def _history(path: Path | None) -> History:
 
 
 class _PromptHistory(FileHistory):
-    """A file of prompts without marks: those of this run keep theirs, those of earlier ones name no files."""
+    """A file of prompts without marks. Prompts of this run keep their marks; prompts of earlier runs don't name files."""
 
     def load_history_strings(self) -> Iterable[str]:
-        """Return the prompts of the file, the last one first."""
+        """Return the prompts in the file, the last one first."""
         return map(without_marks, super().load_history_strings())
 
     def store_string(self, string: str) -> None:

@@ -1,4 +1,4 @@
-"""Log records where answers are shown."""
+"""Shows log records where answers are shown."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["ViewLogHandler", "log_to_view"]
 
 
 class ViewLogHandler(logging.Handler):
-    """A handler that gives each formatted record to a view; any thread may log.
+    """A handler that passes each formatted record to a view. Any thread may log.
 
     Args:
-        show: shows one text, of one or more lines.
+        show: shows a text of one or more lines.
     """
 
     def __init__(self, show: Callable[[str], None]) -> None:
@@ -25,19 +25,19 @@ class ViewLogHandler(logging.Handler):
         """Show the record."""
         try:
             self._show(self.format(record))
-        except Exception:  # noqa: BLE001 - as in logging's own handlers: a record that can't be shown must not end the program
+        except Exception:  # noqa: BLE001 - as in logging's own handlers, a record that can't be shown must not end the program
             self.handleError(record)
 
 
 def log_to_view(show: Callable[[str], None], *, is_live: bool) -> None:
-    """Show records with ``show`` instead of writing them to stderr, if they would come between the words of an answer.
+    """Show records with ``show`` instead of writing them to stderr, if they would appear in the middle of an answer.
 
-    They would if stderr goes to the same place as stdout (``2>&1``). The root logger's handlers for stderr are replaced; others, and a
-    stderr with a place of its own, stay as they are.
+    They would if stderr goes to the same place as stdout (``2>&1``). The root logger's handlers for stderr are replaced. Other handlers
+    stay as they are, and so does everything if stderr goes somewhere else.
 
     Args:
-        show: takes a formatted record.
-        is_live: the view draws on a terminal, where any other text on a terminal would break its picture.
+        show: shows a formatted record.
+        is_live: True if the view draws on a terminal, where stderr on the terminal would break the display.
     """
     if not _is_shared() and not (is_live and sys.stderr.isatty()):
         return
@@ -52,8 +52,8 @@ def log_to_view(show: Callable[[str], None], *, is_live: bool) -> None:
 
 
 def _is_shared() -> bool:
-    """Return True if stdout and stderr go to one file or pipe."""
+    """Return True if stdout and stderr go to the same file or pipe."""
     try:
         return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
-    except (OSError, ValueError):  # a stream that is no file, or a closed one
+    except (OSError, ValueError):  # a stream that isn't a file, or is closed
         return False

@@ -2,8 +2,8 @@
 
 A model's answer is Markdown cut off at an arbitrary position. Two rules keep it steady on the screen:
 
-- A top-level block is *closed* once another has begun after it; closed blocks are rendered once and never again.
-- The open block is rendered as if it ended well. Open emphasis and code are closed. A line that is only the beginning of
+- A top-level block is *closed* once another has begun after it. Closed blocks are rendered only once.
+- The open block is rendered as if it ended properly. Open emphasis and code are closed. A line that is only the beginning of
   a marker (``*``, ``#``, two of three backticks) is held back. A link shows its text before its address has come.
 """
 
@@ -17,9 +17,9 @@ from markdown_it.token import Token
 
 __all__ = ["blocks", "closed_end", "complete", "is_in_fence", "parse"]
 
-_PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])  # html off: <think> and <div> are text to show
+_PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])  # html off: <think> and <div> are shown as text
 
-_MARKER_LINE = re.compile(r"[ \t>]*(?:[-+*=_~`#|:<]+|\d{1,3}[.)]?)?[ \t]*")  # may yet be a list, heading, fence, rule, table or setext line
+_MARKER_LINE = re.compile(r"[ \t>]*(?:[-+*=_~`#|:<]+|\d{1,3}[.)]?)?[ \t]*")  # may become a list, heading, fence, rule, table or setext line
 _FENCE = re.compile(r"[ \t>]*(?:(?:[-+*]|\d{1,9}[.)])[ \t]+)?(`{3,}|~{3,})")
 _INLINE_START = re.compile(r"\n[ \t>]*(?:[-+*]|\d{1,9}[.)])[ \t]|\n[ \t>]*\n|\|(?!.*\n)")  # emphasis never reaches back across these
 _DANGLING_LINK = re.compile(r"!?\[([^\]\[\n]*)(?:\]\([^)\s]*)?$")
@@ -27,7 +27,7 @@ _INLINE = re.compile(r"\\.|`+|\*\*|\*|~~|__|_", re.DOTALL)
 
 
 def parse(text: str) -> list[Token]:
-    """Return Markdown as tokens; a single newline is a line break, as in chat programs."""
+    """Parse Markdown into tokens. A single newline is a line break, as in chat programs."""
     tokens = _PARSER.parse(text)
     for token in tokens:
         for child in token.children or ():
@@ -37,14 +37,14 @@ def parse(text: str) -> list[Token]:
 
 
 def blocks(text: str) -> list[str]:
-    """Return the top-level blocks of a text, each as its own source; joined, they are the text."""
+    """Return the source of each top-level block of a text. Joined, they are the text."""
     starts = _block_starts(text)
     bounds = [0, *starts[1:], len(text)] if text else []
     return [text[begin:end] for begin, end in pairwise(bounds)]
 
 
 def closed_end(text: str) -> int:
-    """Return the offset of the open block: everything before it stays as it is, whatever comes next."""
+    """Return the offset of the open block. Everything before it stays as it is, whatever comes next."""
     starts = _block_starts(text)
     return starts[-1] if len(starts) > 1 else 0
 
@@ -55,7 +55,7 @@ def _block_starts(text: str) -> list[int]:
 
 
 def complete(text: str) -> str:
-    """Return the open block as if it ended here, with its markers closed, for display while more is coming."""
+    """Return the open block as if it ended here, with its markers closed, to display it while more is coming."""
     head, _, last = text.rpartition("\n")
     if is_in_fence(text):
         is_closing = last.strip() in {"`", "``", "~", "~~"}  # most likely the first two of three
@@ -88,7 +88,7 @@ def _close_inline(text: str) -> str:
     if not opened:
         return text
     body = text.rstrip()
-    if body.endswith(opened[-1]):  # the marker has come, its text has not
+    if body.endswith(opened[-1]):  # the marker has come, but its text hasn't
         body = body[: -len(opened.pop())].rstrip()
     return body + "".join(reversed(opened))
 
@@ -99,7 +99,7 @@ def _open_marks(text: str) -> list[str]:
         mark = match[0]
         if mark.startswith("\\"):
             continue
-        if opened and opened[-1].startswith("`"):  # inside code only its own end means anything
+        if opened and opened[-1].startswith("`"):  # inside code, only its end has a meaning
             if mark == opened[-1]:
                 opened.pop()
         elif mark in opened:
@@ -110,6 +110,6 @@ def _open_marks(text: str) -> list[str]:
 
 
 def _may_open(text: str, start: int, end: int) -> bool:
-    """Return True if a marker may open emphasis; stricter than CommonMark, because ``2*3`` and ``a * b`` mean themselves."""
+    """Return True if a marker may open emphasis. This is stricter than CommonMark, because ``2*3`` and ``a * b`` are meant literally."""
     before, after = text[start - 1 : start], text[end : end + 1]
     return not before.isalnum() and not after.isspace()

@@ -1,7 +1,7 @@
-"""An answer as rows of the terminal: Markdown block by block, tinted by the endpoint that made it.
+"""Renders an answer as terminal rows: Markdown block by block, tinted by the endpoint that wrote it.
 
-If the maker changes, an invisible character goes into the Markdown source. It has no width, passes the parser with the text around it, and
-is taken out when the rendered segments get their colour.
+Where the endpoint changes, an invisible character is put into the Markdown source. It has no width, passes through the parser with the text
+around it, and is removed when the rendered segments get their colour.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from streamco.cli.ui.theme import Theme
 __all__ = ["AnswerRenderer", "Frame", "make_console", "markdown_styles", "rows_of"]
 
 WIDEST = 110  # cells; longer lines of text are hard to read
-LONG_SHARE = 3  # a line of code that covers more than one part in this of the screen's height is wrapped
-_MARKS = {"\u2061": "device", "\u2062": "server", "\u2063": "local"}  # invisible operators: no cells wide, and nothing a model writes
+LONG_SHARE = 3  # a line of code that covers more than this fraction (1/3) of the screen's height is wrapped
+_MARKS = {"\u2061": "device", "\u2062": "server", "\u2063": "local"}  # invisible operators: without width, and not used by models
 _MARK_OF = {kind: mark for mark, kind in _MARKS.items()}
 _TRAILING = re.compile(r"(?:\x1b\[[0-9;:]*m|\s)+$")
 _ESCAPES = re.compile(r"\x1b\[[0-9;:]*m")
@@ -48,25 +48,25 @@ class AnswerRenderer:
     """Turns an answer's text into rows.
 
     Args:
-        console: gives width and colours; nothing is printed on it.
-        theme: styles by kind of maker.
+        console: provides width and colours; nothing is printed on it.
+        theme: styles by kind of endpoint.
     """
 
     def __init__(self, console: Console, theme: Theme) -> None:
         self._console = console
         self._theme = theme
         self._mode = "content"
-        self._source = ""  # the open block as Markdown, marks in it
+        self._source = ""  # the open block as Markdown, including marks
         self._maker = ""  # maker of the next text
         self._maker_of_source = ""  # maker of its first character
         self._mark_due = False
         self._rows_done = 0  # rows of the open block that have scrolled away already
-        self._letters_done = 0  # and the visible characters in them, which stay the same when the width changes
+        self._letters_done = 0  # visible characters in those rows; unlike the rows, they don't change with the width
         self._width = console.width
         self._is_first = True
 
     def feed(self, text: str, maker: str, mode: str = "content") -> list[Row]:
-        """Take a piece of text.
+        """Add a piece of text.
 
         Args:
             text: any length, cut anywhere; control characters are dropped.
@@ -98,7 +98,7 @@ class AnswerRenderer:
         self._source += text
 
     def frame(self, max_open: int) -> Frame:
-        """Return the rows to show, where the open ones are at most ``max_open`` high; closed blocks, and rows that don't fit, are done."""
+        """Return the rows to show. Open ones are at most ``max_open`` high; rows of closed blocks, and rows that don't fit, are done."""
         done: list[Row] = []
         shown = self._source
         if self._mode == "content":
@@ -110,7 +110,7 @@ class AnswerRenderer:
         return Frame(done, rows[overflow:])
 
     def _first_that_fits(self, rows: list[Row], room: int) -> int:
-        """Return the index of the first row from which on all fit into ``room`` rows of the terminal."""
+        """Return the index of the first row such that all rows from it on fit into ``room`` rows of the terminal."""
         for index in range(len(rows) - 1, -1, -1):
             room -= rows[index].height(self._console.width)
             if room < 0:
@@ -124,17 +124,17 @@ class AnswerRenderer:
         return new
 
     def _refit(self, rows: list[Row]) -> None:
-        """Find the first row that has not scrolled away, after the width has changed."""
+        """Find the first row that hasn't scrolled away, after the width has changed."""
         totals = list(accumulate(map(_letters, rows)))
         self._rows_done = bisect_right(totals, self._letters_done) if self._letters_done else 0
         self._width = self._console.width
 
     def finish(self) -> list[Row]:
-        """End the present text, and return its rows that were not final yet. New text may be fed afterwards."""
+        """End the present text, and return its rows that weren't final yet. You may feed new text afterwards."""
         return self._close(len(self._source))
 
     def _close(self, end: int) -> list[Row]:
-        """Return the rows of the blocks before ``end`` that have not scrolled away yet."""
+        """Return the rows of the blocks before ``end`` that haven't scrolled away yet."""
         rows: list[Row] = []
         source, self._source = self._source[:end], self._source[end:]
         for block in blocks(source) if self._mode == "content" else [source] * bool(source):
@@ -167,7 +167,7 @@ def _letters(row: Row) -> int:
 
 
 def _mark_position(before: str, text: str) -> int | None:
-    """Return a position where a mark changes nothing: before a letter or digit outside of markers, addresses and fences; None: none."""
+    """Return a position where a mark has no effect, or None: before a letter or digit outside markers, addresses and fences."""
     for place, character in enumerate(text):
         if character.isalnum():
             line = (before + text[:place]).rpartition("\n")[2]
@@ -183,7 +183,7 @@ def _last_maker(source: str, before: str) -> str:
 
 
 def markdown_styles(theme: Theme) -> rich.theme.Theme:
-    """Return the theme's styles for Markdown, under rich's names. The others are rich's, without colours: those tell the maker."""
+    """Return the theme's Markdown styles under rich's names. Rich's other styles lose their colours, which mark the endpoints."""
     colourless = {name: style.without_color for name, style in DEFAULT_STYLES.items() if name.startswith("markdown.")}
     own = {
         "markdown.h1": f"{theme.title} underline",
@@ -203,12 +203,12 @@ def markdown_styles(theme: Theme) -> rich.theme.Theme:
 
 
 def make_console(theme: Theme, *, color: bool = True) -> Console:
-    """Return a console for stdout. ``color`` False, a theme without tints, or ``NO_COLOR`` in the environment: no colours."""
+    """Return a console for stdout, without colours if ``color`` is False, the theme has no tints, or ``NO_COLOR`` is set."""
     return Console(theme=markdown_styles(theme), no_color=None if color and theme.device else True, highlight=False)
 
 
 def rows_of(console: Console, renderable: RenderableType) -> list[Row]:
-    """Return rich's rendering as rows that leave one cell of the terminal free (a full row would wrap), except lines of code."""
+    """Return rich's rendering as rows that leave one cell of the terminal free, as a full row would wrap, except for lines of code."""
     with console.capture() as capture:
         console.print(_RowByRow(renderable), width=_text_width(console), highlight=False, soft_wrap=False, crop=False)
     rows = [_row(line) for line in capture.get().split("\n")]
@@ -227,7 +227,7 @@ def _row(line: str) -> Row:
 
 
 class _RowByRow:
-    """Splits segments at newlines. Rich may give a wrapped paragraph as one segment, and writes a segment's style only at its beginning."""
+    """Splits segments at newlines, because rich may make a wrapped paragraph one segment, and writes its style only at the beginning."""
 
     def __init__(self, content: RenderableType) -> None:
         self._content = content
@@ -239,7 +239,7 @@ class _RowByRow:
 
 
 class _Tinted:
-    """Gives segments without a colour of their own the tint of their maker."""
+    """Gives segments that have no colour the tint of the endpoint that wrote them."""
 
     def __init__(self, content: RenderableType, maker: str, theme: Theme) -> None:
         self._content = content
@@ -262,7 +262,7 @@ class _Tinted:
 class _Code(CodeBlock):
     """A code block on the terminal's own background, at the left edge and without added line breaks, so that it can be copied.
 
-    Inside of a list or a quotation it is wrapped, and so are lines that would fill a good part of the screen.
+    Inside a list or quotation it is wrapped, and so are lines that would fill a large part of the screen.
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -288,7 +288,7 @@ class _Heading(Heading):
 
 
 class _Document(Markdown):
-    """rich's Markdown over the tokens of ``parse``: no HTML, every newline is a line break."""
+    """rich's Markdown with the tokens of ``parse``, so without HTML and with every newline as a line break."""
 
     elements: ClassVar[dict[str, type[MarkdownElement]]] = Markdown.elements | {
         "fence": _Code,

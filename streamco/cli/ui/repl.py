@@ -1,4 +1,4 @@
-"""The conversation loop: each line is a prompt or a command; a failing one is shown and does not end the program.
+"""The conversation loop: each line is a prompt or a command. If one fails, its error is shown, and the program continues.
 
 ``Dialogue`` has an attribute for each thing that a command may change.
 """
@@ -38,15 +38,15 @@ from streamco.errors import ConfigError, StreamcoError
 __all__ = ["Dialogue", "Sides", "check_images", "last_prompt"]
 
 SHOWN = 10  # kept conversations that /load lists
-MAX_COPY = 75_000  # bytes; 100,000 in base64, more than which terminals don't take
+MAX_COPY = 75_000  # bytes; 100,000 in base64, the most that terminals accept
 
 
 class Sides(Protocol):
-    """The two models of a chat, which may be changed while it runs."""
+    """The two models of a chat, which can be changed while it runs."""
 
     @property
     def models(self) -> ChatModels | None:
-        """The models, as options name them; None: those of a split model."""
+        """The models as the options name them, or None for a split model."""
         ...
 
     @property
@@ -55,22 +55,22 @@ class Sides(Protocol):
         ...
 
     async def change_device(self, name: str, settings: Mapping[str, object]) -> Client:
-        """Load another device model, and return the started client that has it; the former client is closed then.
+        """Load another device model, and return a started client that uses it. The former client is then closed.
 
         Args:
             name: a file, ``hf:org/repo:QUANT``, ``packaged``, a URL, or "off".
-            settings: what commands have changed since the start, by the names of options.
+            settings: settings that commands have changed since the start, by option name.
 
         Raises:
-            StreamcoError: it can't be loaded; the former client goes on.
+            StreamcoError: it can't be loaded; the former client stays in use.
         """
         ...
 
     async def change_server(self, words: Sequence[str], settings: Mapping[str, object]) -> Client:
-        """Return the started client with another server: its model, its URL and its key's variable, as far as they are named, or "off".
+        """Return a started client with another server. ``words``: its model and, if given, its URL and its key's variable, or "off".
 
         Raises:
-            StreamcoError: it can't be used; the former client goes on.
+            StreamcoError: it can't be used; the former client stays in use.
         """
         ...
 
@@ -82,19 +82,19 @@ class Dialogue:
         client: a started client.
         view: shows answers, notes and errors.
         conversation: the turns so far, with the system message.
-        settings: what prompts are sent with.
+        settings: the settings that prompts are sent with.
         budget: the client's budget, 0 to 1.
         policy: name of the client's dispatch policy.
         mode: the client's mode.
-        store: keeps the conversation between two runs; None: it isn't kept.
-        sides: the models; None: they can't be changed, and take text alone.
+        store: keeps the conversation between runs, or None to not keep it.
+        sides: the models, or None if they can't be changed and accept only text.
         files: files that are sent with the first prompt.
-        has_editor: a prompt can be given back to be edited.
+        has_editor: True if a prompt can be returned to the user to be edited.
 
     Attributes:
-        draft: the text that the next line begins with, as ``/edit`` wants; taken by whoever reads that line.
-        has_failed: an endpoint failed in any answer so far.
-        was_stopped: the last answer was stopped by Ctrl-C.
+        draft: initial text of the next line, set by ``/edit``. The code that reads the line takes it.
+        has_failed: True if an endpoint has failed in any answer so far.
+        was_stopped: True if the last answer was stopped by Ctrl-C.
     """
 
     def __init__(
@@ -123,11 +123,11 @@ class Dialogue:
         self._sides = sides
         self._files = tuple(files)
         self._has_editor = has_editor
-        self._changes: dict[str, object] = {}  # what commands have set, by the names of options
+        self._changes: dict[str, object] = {}  # settings that commands have changed, by option name
         self._last: Report | None = None
         self._asked: Prompt | None = None  # the last prompt of this run in this conversation
         self._is_withdrawn = False  # that prompt got no answer
-        self._is_editing = False  # the next prompt takes the place of the last one
+        self._is_editing = False  # the next prompt replaces the last one
         self.draft = ""
         self.has_failed = False
         self.was_stopped = False
@@ -156,9 +156,9 @@ class Dialogue:
         }
 
     async def handle(self, line: str) -> bool:
-        """Answer a prompt or run a command; return False once the user wants to leave. Errors are shown, not raised.
+        """Answer a prompt or run a command, and return False once the user wants to leave. Errors are shown, not raised.
 
-        A line may have the marks of files (``attachments``), if it was typed.
+        A line that was typed may contain marks of files (``attachments``).
         """
         is_edited, self._is_editing = self._is_editing, False
         try:
@@ -176,10 +176,10 @@ class Dialogue:
         return True
 
     def _prepare(self, line: str, *, is_edited: bool) -> Prompt:
-        """Return a line as a prompt with its files, which are named before it is sent.
+        """Return a line as a prompt with its files, after telling the user which files are sent.
 
         Raises:
-            ConfigError: a file can't be sent; the line is given back to be mended.
+            ConfigError: a file can't be sent; the user can edit the line again.
         """
         try:
             files = self._asked.attached if is_edited and self._asked is not None else self._files
@@ -197,11 +197,11 @@ class Dialogue:
         return prompt
 
     def end_editing(self) -> None:
-        """Leave the last exchange as it is: the line that was to take its place was given up."""
+        """Leave the last exchange as it is, because the line that was to replace it was abandoned."""
         self._is_editing = False
 
     async def ask(self, prompt: Prompt) -> ShownAnswer:
-        """Answer a prompt; the answer, as far as it came, is in the conversation afterwards."""
+        """Answer a prompt, and add the answer to the conversation, as far as it came."""
         self._conversation.ask(prompt.text, prompt.images)
         answer = await read_answer(self._client, self._conversation.messages(), self._settings, self._view)
         self._conversation.answer(answer.text, is_stopped=bool(answer.ending))
@@ -217,7 +217,7 @@ class Dialogue:
         return answer
 
     async def _ask_again(self, prompt: Prompt) -> None:
-        """Answer a prompt in the place of the last one and its answer, which stay if no answer comes."""
+        """Answer a prompt that replaces the last one and its answer, which stay if no answer comes."""
         former = list(self._conversation.turns)
         if not self._is_withdrawn:
             self._conversation.take_back()
@@ -229,7 +229,7 @@ class Dialogue:
             self._view.note("the last answer stays in the conversation")
 
     def _last_prompt(self, command: str) -> Prompt:
-        """Return the last prompt, also of a conversation that was loaded.
+        """Return the last prompt, even if the conversation was loaded from a file.
 
         Raises:
             CommandError: there is none.
@@ -244,22 +244,22 @@ class Dialogue:
         return attach(Prompt(text, text), images)
 
     def _show_degraded(self, notes: Sequence[str]) -> None:
-        """Show the endpoints that don't work, also after an answer that had nothing to do with them, unless its notes say it."""
+        """Show the endpoints that don't work, even after an answer that didn't involve them, unless its notes say so already."""
         for each in self._client.degraded:
             if not any(each.note in note or note.startswith(f"{each.endpoint} ") for note in notes):
                 self._view.error(each.note)
 
-    # What the toolbar shows
+    # The toolbar
 
     @property
     def settings_line(self) -> str:
-        """Return the settings in force, as one line."""
+        """Return the current settings as one line."""
         if self._mode_name == "split":
             return f"mode split · pace {pace_text(self._settings.pace)}"
         rule = f"policy {self._policy_name}" if self._mode_name == "race" else f"mode {self._mode_name}"
         return f"{rule} · budget {self._budget_share:g} · pace {pace_text(self._settings.pace)}"
 
-    # Commands: each takes the text after its name and returns True to go on
+    # Commands: each takes the text after its name and returns True to continue
 
     def _help(self, _: str) -> bool:
         self._view.tables([Section("commands and keys", (), list(help_lines()))])
@@ -447,12 +447,12 @@ class Dialogue:
 
 
 def _is_device(name: str) -> bool:
-    """Return True if a model's name is a file's, the hub's or a URL, which are those of devices."""
+    """Return True if a model's name is a file, a name on the hub or a URL, as only devices have."""
     return name == "packaged" or name.startswith("hf:") or "://" in name or name.endswith(".gguf") or Path(name).expanduser().is_file()
 
 
 async def _stoppable(work: Coroutine[object, object, Client], command: str) -> Client:
-    """Return what the work gives; Ctrl-C stops it.
+    """Return the work's result. Ctrl-C stops it.
 
     Raises:
         CommandError: it was stopped.
@@ -468,10 +468,10 @@ async def _stoppable(work: Coroutine[object, object, Client], command: str) -> C
 
 
 def check_images(sides: Sides | None, *, has_images: bool) -> None:
-    """Check that a side takes the images of a prompt, before anything is sent.
+    """Check that one of the sides accepts images, before anything is sent.
 
     Raises:
-        ConfigError: none does.
+        ConfigError: neither does.
     """
     if has_images and (sides is None or not sides.takes_images):
         models = None if sides is None else sides.models
@@ -479,6 +479,6 @@ def check_images(sides: Sides | None, *, has_images: bool) -> None:
 
 
 def last_prompt(conversation: Conversation) -> str:
-    """Return the first line of the user's last prompt; "" if there is none."""
+    """Return the first line of the user's last prompt, or "" if there is none."""
     prompts = [turn.content for turn in conversation.turns if turn.role == "user"]
     return prompts[-1].strip().partition("\n")[0][:80] if prompts else ""

@@ -1,4 +1,4 @@
-"""The commands of a chat, which begin with a slash: names, arguments and error texts."""
+"""The chat's commands, which begin with a slash: names, arguments and error texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamco.config import Pace, parse_pace
 from streamco.errors import ConfigError
 
 if TYPE_CHECKING:
-    from streamco.core.race.learner import PolicyName  # with all that a race learns, for a name
+    from streamco.core.race.learner import PolicyName  # only for the name; importing it loads all of the race's learning
 
 __all__ = [
     "COMMANDS",
@@ -57,7 +57,7 @@ class Command(Struct, frozen=True):
 
 
 class SlashCall(Struct, frozen=True):
-    """A command as typed. ``argument`` is "" if there was none."""
+    """A command as typed. ``argument`` is "" if there is none."""
 
     name: str
     argument: str
@@ -89,17 +89,17 @@ COMMANDS = (
     Command("quit", "", "leave (so do Ctrl-D, exit and quit)"),
 )
 NAMES = tuple(command.name for command in COMMANDS)
-LEAVING = {"exit", "quit", ":q"}  # a whole line of its own
+LEAVING = {"exit", "quit", ":q"}  # lines that leave the chat
 ALIASES = {"exit": "quit", "bye": "quit", "q": "quit", "?": "help", "reset": "new", "clear": "new"}
 
 
 def parse_line(line: str) -> SlashCall | None:
     """Return the command in a line, or None if the line is a prompt. ``//text`` is a prompt that begins with a slash.
 
-    Any unambiguous beginning of a name will do. A line that is only ``exit`` or ``quit`` leaves, too.
+    Any unambiguous beginning of a name is enough. A line that is only ``exit`` or ``quit`` also leaves.
 
     Raises:
-        CommandError: the line begins with a slash and is no command.
+        CommandError: the line begins with a slash but isn't a command.
     """
     if line.strip().lower() in LEAVING:
         return SlashCall("quit", "")
@@ -139,7 +139,7 @@ def help_lines() -> list[tuple[str, str]]:
 
 
 USUAL_PACE = object()
-"""A pace that no option gave: evenly on a terminal, else as the text comes."""
+"""The pace if no option sets it: even on a terminal, otherwise as the text comes."""
 
 
 _PACES: Mapping[str, Pace] = {
@@ -154,7 +154,7 @@ def parse_pace_text(text: str) -> Pace:
     """Parse a pace as people type it: ``off``, ``reading``, ``listening``, ``smooth`` or tokens per second.
 
     Raises:
-        ConfigError: none of these.
+        ConfigError: it is none of these.
     """
     word = text.strip().lower()
     if word in _PACES:
@@ -173,10 +173,10 @@ def pace_text(pace: Pace) -> str:
 
 
 def parse_budget(text: str) -> float:
-    """Parse a budget as people type it, ``0.3`` or ``30%``, to a share of 0 to 1.
+    """Parse a budget as people type it, such as ``0.3`` or ``30%``, and return a share from 0 to 1.
 
     Raises:
-        ConfigError: not a share from 0 to 1.
+        ConfigError: it isn't a share from 0 to 1.
     """
     word = text.strip()
     try:

@@ -1,4 +1,4 @@
-"""The status line under a running answer: which endpoints write, how fast, since when, at what cost."""
+"""The status line under a running answer: which endpoints are writing, how fast, since when, and at what cost."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def fitted(figures: Sequence[Figure], width: int | None = None) -> str:
     """Return the figures in one line.
 
     Args:
-        figures: from left to right. Those of the highest rank are left out first, and of several the last one, until the line fits.
-        width: cells that the line may have; it is longer only if figures of rank 0 are. None: any number.
+        figures: from left to right. Until the line fits, the figure with the highest rank is left out (of several, the last one).
+        width: cells that the line may have, or None for no limit. It is longer only if the figures of rank 0 are.
     """
     kept = list(figures)
     while True:
@@ -32,15 +32,15 @@ def fitted(figures: Sequence[Figure], width: int | None = None) -> str:
 
 
 def _cells(text: str) -> int:
-    """Return the cells of a terminal that a text covers. rich counts them, too, but plain output does without it."""
+    """Return the cells of a terminal that a text covers. rich can count them, too, but plain output doesn't need rich."""
     return sum(0 if unicodedata.combining(each) else 2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in text)
 
 
 class Progress:
-    """Counts an answer's tokens as they come; times are seconds on the caller's clock.
+    """Counts an answer's tokens as they come. Times are seconds on the caller's clock.
 
     Args:
-        now: when the prompt was sent.
+        now: time when the prompt was sent.
     """
 
     def __init__(self, *, now: float) -> None:
@@ -50,7 +50,7 @@ class Progress:
         self.counts: dict[str, int] = {}
 
     def record(self, source: str, *, now: float) -> None:
-        """Count one token of this endpoint."""
+        """Count one token from this endpoint."""
         if self.first is None:
             self.first = now
         self.last = now
@@ -63,7 +63,7 @@ class Progress:
 
     @property
     def rate(self) -> float | None:
-        """Tokens a second after the first; None below two tokens."""
+        """Tokens per second after the first token, or None below two tokens."""
         if self.first is None or self.tokens < 2 or self.last <= self.first:
             return None
         return (self.tokens - 1) / (self.last - self.first)
@@ -72,9 +72,9 @@ class Progress:
         """Return the status line before the first token.
 
         Args:
-            asked: endpoints that work on it.
+            asked: endpoints that are working on the answer.
             now: seconds.
-            width: cells of the line; None: any number.
+            width: cells of the line, or None for no limit.
         """
         names = " and ".join(asked) or "an answer"
         figures = (Figure(f"{self._spin(now)} waiting for {names}"), Figure(f"{now - self.began:.1f} s", 1), Figure("Ctrl-C stops", 2))
@@ -85,9 +85,10 @@ class Progress:
 
         Args:
             now: seconds.
-            drafts: what became of drafts, or what trips brought, so far.
-            cost: of the answer so far.
-            width: cells of the line; None: any number. How to stop is left out first, then what the line under the answer will have.
+            drafts: figures so far about drafts, or about trips to a split model's servers.
+            cost: cost of the answer so far.
+            width: cells of the line, or None for no limit. How to stop is left out first, then figures that the line under the answer will
+                have.
         """
         first = format_seconds(None if self.first is None else self.first - self.began)
         figures = [Figure(f"{self._spin(now)} {self._makers()}"), Figure(f"first token {first}", 7)]

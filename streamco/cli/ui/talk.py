@@ -1,4 +1,4 @@
-"""One prompt, the lines of a pipe, or a terminal: what chat and demo do with a started client."""
+"""What chat and demo do with a started client: answer one prompt, the lines from a pipe, or a person at a terminal."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ KEYS = "/help: commands · Alt-Enter: new line · Ctrl-C stops an answer · Ctrl
 
 
 def is_interactive(args: argparse.Namespace) -> bool:
-    """Return True if stdin and stdout are both a terminal."""
+    """Return True if both stdin and stdout are terminals."""
     return args.prompt is None and sys.stdin.isatty() and _is_live()
 
 
@@ -58,14 +58,14 @@ def _is_live() -> bool:
 
 
 def settings_of(args: argparse.Namespace) -> AnswerSettings:
-    """Return the settings that prompts are sent with; a person at a terminal gets the text evenly, a program as it comes."""
+    """Return the settings that prompts are sent with. A person at a terminal gets the text evenly, a program as it comes."""
     usual: Pace = "smooth" if _is_live() and not args.json else None
     pace = usual if args.pace is USUAL_PACE else args.pace
     return AnswerSettings(pace=pace, max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
 
 
 def migration_of(args: argparse.Namespace) -> MigrationOptions:
-    """Return the migration options; at a terminal a person reads, so answers may move even without a pace."""
+    """Return the migration options. At a terminal a person is reading, so answers may move even without a pace."""
     return MigrationOptions(
         max_migrations=0 if args.no_migration else 1, unpaced=_is_live() and not args.json, min_quality=args.min_quality
     )
@@ -76,11 +76,11 @@ def make_view(args: argparse.Namespace, kinds: Mapping[str, str], *, notes: Text
 
     Args:
         args: the command's options.
-        kinds: endpoint name to ``device`` or ``server``.
-        notes: file for plain text other than answers; None: stderr.
+        kinds: ``device`` or ``server`` by endpoint name.
+        notes: file for plain text other than answers, by default stderr.
 
     Raises:
-        ConfigError: stdout is a terminal and rich is not installed.
+        ConfigError: stdout is a terminal and rich isn't installed.
     """
     if args.json or not _is_live():
         plain = PlainView(err=notes, is_silent=args.json)
@@ -104,12 +104,12 @@ def _missing(error: ImportError) -> ConfigError:
 
 
 class OpenConversation(Struct):
-    """The conversation that a command goes on with, and what keeps it.
+    """The conversation that a command continues, and the store that keeps it.
 
     Args:
         conversation: the turns, and the models that they are with.
         store: keeps them.
-        note: a line about its models, for its user; "": none.
+        note: a line about its models for the user, or "".
     """
 
     conversation: Conversation
@@ -118,7 +118,7 @@ class OpenConversation(Struct):
 
 
 def open_conversation(args: argparse.Namespace) -> OpenConversation:
-    """Return the last conversation if ``--continue`` asks for it, else an empty one.
+    """Return the last conversation if ``--continue`` is given, or else an empty one.
 
     Raises:
         ConfigError: there is none to continue, or it can't be read.
@@ -142,7 +142,7 @@ def open_conversation(args: argparse.Namespace) -> OpenConversation:
 
 
 def join_prompt(piped: str, prompt: str | None) -> str:
-    """Return one prompt from the text on stdin and ``--prompt``, in this order with a blank line between them.
+    """Join the text on stdin and ``--prompt`` to one prompt, in this order with a blank line between them.
 
     Raises:
         ConfigError: both are empty.
@@ -168,8 +168,8 @@ async def answer_prompt(
         client: makes the answer.
         args: the options of the command.
         view: shows it.
-        kept: the conversation that it belongs to; None: one that isn't kept.
-        sides: the models; None: they take text alone.
+        kept: the conversation that it belongs to, or None for one that isn't kept.
+        sides: the models, or None if they accept only text.
         files: files that are sent before the prompt.
 
     Raises:
@@ -201,15 +201,15 @@ async def converse(
     sides: Sides | None = None,
     files: Sequence[Attachment] = (),
 ) -> int:
-    """Answer prompts until the user leaves or the lines end; return 1 if an answer to a line failed, else 0.
+    """Answer prompts until the user leaves or the lines end. Return 1 if the answer to a line failed, or else 0.
 
     Args:
         client: makes the answers.
         args: the options of the command.
         view: shows them.
-        kept: the conversation to go on with; None: a new one that isn't kept.
-        saves_prompts: keep typed prompts in a file, for the key Up.
-        sides: the models, which commands may change; None: they can't.
+        kept: the conversation to continue, or None for a new one that isn't kept.
+        saves_prompts: keep typed prompts in a file, for the Up key.
+        sides: the models, which commands may change, or None if they can't be changed.
         files: files that are sent with the first prompt.
     """
     kept = kept or OpenConversation(Conversation(args.system), ConversationStore(None))
@@ -251,7 +251,7 @@ async def _talk_to_person(dialogue: Dialogue, view: View, history: Path | None, 
         raise _missing(error) from error
     editor = Editor(history, lambda: dialogue.settings_line, color=color)
     view.note(f"{KEYS}\n")
-    with quiet_keyboard():  # between two prompts too: an Enter typed ahead must arrive as an Enter
+    with quiet_keyboard():  # between prompts, too, so that an Enter typed early stays an Enter
         await _talk(dialogue, view, editor)
 
 
@@ -273,20 +273,20 @@ async def _talk(dialogue: Dialogue, view: View, editor: Editor) -> None:
 
 
 def _history_path() -> Path | None:
-    """Return the file of typed prompts; None: they are remembered for this run, as ``STREAMCO_NO_SAVE`` asks."""
+    """Return the file of typed prompts, or None to remember them only during this run, as ``STREAMCO_NO_SAVE`` asks."""
     if not may_save():
         return None
     try:
         return state_path("history")
-    except OSError:  # no home to write to: prompts are remembered for this run
+    except OSError:  # no writable home, so prompts are remembered only during this run
         return None
 
 
 async def lines_of(file: TextIO | None = None) -> AsyncIterator[str]:
-    """Yield the lines of ``file`` (stdin), stripped, without the empty ones.
+    """Yield the lines of ``file`` (by default stdin), stripped and without empty ones.
 
-    A daemon thread reads, because an event loop can't watch plain files, and a pool's thread that waits for a line would keep the program
-    from ending.
+    A daemon thread reads them, because an event loop can't watch plain files, and a pool's thread that waits for a line would keep the
+    program from ending.
     """
     loop = asyncio.get_running_loop()
     lines: asyncio.Queue[str | None] = asyncio.Queue()
@@ -302,5 +302,5 @@ def _read(file: TextIO, loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[st
         for line in file:
             loop.call_soon_threadsafe(lines.put_nowait, line)
         loop.call_soon_threadsafe(lines.put_nowait, None)
-    except RuntimeError:  # the loop is closed: no task waits for more
+    except RuntimeError:  # the loop is closed, so no task waits for more
         return

@@ -26,10 +26,10 @@ from streamco.events import Origin
 
 __all__ = ["TerminalView"]
 
-FRAME = 0.04  # seconds at least between two drawings
-SPIN = 0.1  # seconds at most: the spinner turns
+FRAME = 0.04  # least seconds between two drawings
+SPIN = 0.1  # most seconds between two drawings, so that the spinner turns
 NOTICES = 2  # newest log records shown while an answer comes; all are printed after it
-BELOW = 3  # rows kept free of open text: a blank one, the status line, and one where the terminal's cursor may go
+BELOW = 3  # rows that open text doesn't use: a blank one, the status line, and one for the terminal's cursor
 _MAKERS: dict[Origin, str] = {
     "draft": "device",
     "accepted": "device",
@@ -47,7 +47,7 @@ class TerminalView:
     Args:
         console: what to draw on.
         theme: styles by kind of endpoint.
-        kinds: endpoint name to ``device`` or ``server``.
+        kinds: ``device`` or ``server`` by endpoint name.
         clock: seconds, monotonic.
     """
 
@@ -59,7 +59,7 @@ class TerminalView:
         self._report: Callable[[], Report | None] = lambda: None
         self._changed = asyncio.Event()
         self._is_live = False
-        self._notices: list[str] = []  # log records that came while the answer did; other threads append
+        self._notices: list[str] = []  # log records that came during the answer; other threads append
         self._reset()
 
     def _reset(self) -> None:
@@ -71,7 +71,7 @@ class TerminalView:
 
     @asynccontextmanager
     async def answering(self, report: Callable[[], Report | None]) -> AsyncIterator[None]:
-        """Draw inside the block; the cursor and the keyboard's echo are hidden meanwhile."""
+        """Draw inside the block. The cursor and the keyboard's echo are hidden meanwhile."""
         self._reset()
         self._report = report
         drawing = asyncio.create_task(self._keep_drawing())
@@ -139,7 +139,7 @@ class TerminalView:
 
     @property
     def _line_width(self) -> int:
-        """Cells of a line that isn't wrapped; one is left free."""
+        """Cells of a line that isn't wrapped; one cell is left free."""
         return self.console.width - 1
 
     def _one_row(self, text: Text) -> Row:
@@ -147,7 +147,7 @@ class TerminalView:
         return rows_of(self.console, text)[0]
 
     def _settle(self) -> None:
-        """Make all rows final and take the status line away."""
+        """Make all rows final, and remove the status line."""
         rows = [*self._done, *self._renderer.finish()]
         self._done = []
         self._write(self._region.draw([], above=rows) + "\r\n" if rows else self._region.draw([]))
@@ -174,14 +174,14 @@ class TerminalView:
         self.console.print(Text(printable(text), self.theme.title))
 
     def feed(self, token: Token) -> None:
-        """Take a token; the drawing task shows it."""
+        """Add a token; the drawing task shows it."""
         self._progress.record(token.source, now=self._clock())
         maker = _MAKERS[token.origin] if token.origin is not None else self._kinds.get(token.source, "")
         self._done += self._renderer.feed(printable(token.text), maker, token.kind)
         self._changed.set()
 
     def end(self, report: Report | None, *, ending: str = "") -> None:
-        """Print the figures that fit one line under the answer, and the answer's first note under them."""
+        """Print under the answer the figures that fit on one line, and below them the answer's first note."""
         self.console.print()
         if report is not None:
             line = self._tinted(fitted(summary_figures(report, ending=ending), self._line_width))
@@ -201,7 +201,7 @@ class TerminalView:
         self.console.print(Text.assemble(("error: ", self.theme.error), printable(text)))
 
     def log(self, text: str) -> None:
-        """Show a log record: under a running answer, and in full after it; at once if none is running."""
+        """Show a log record: under a running answer, and in full after it, or at once if none is running."""
         self._notices.append(printable(text))
         if not self._is_live:
             self._print_notices()
@@ -218,7 +218,7 @@ class TerminalView:
         self.console.print()
 
     def copy(self, text: str) -> bool:
-        """Send the text to the terminal's clipboard, by OSC 52; whether the terminal took it, it doesn't say."""
+        """Send the text to the terminal's clipboard with OSC 52. The terminal doesn't say whether it accepted it."""
         self._write(f"\x1b]52;c;{base64.b64encode(printable(text).encode()).decode()}\x07")
         return True
 

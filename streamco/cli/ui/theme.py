@@ -1,4 +1,4 @@
-"""Colours of the chat: a tint shows which endpoint made a token, readable on dark and on light backgrounds."""
+"""The chat's colours: a tint shows which endpoint made a token, and is readable on dark and light backgrounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Theme(Struct, frozen=True, kw_only=True):
     name: str
     device: str  # also its drafts that the server accepted
     server: str  # also its corrections
-    local: str  # drafts of the device that were not verified
+    local: str  # drafts of the device that weren't verified
     thinking: str = "dim italic"
     quiet: str = "dim"
     notice: str = "yellow"
@@ -27,11 +27,11 @@ class Theme(Struct, frozen=True, kw_only=True):
     code: str  # Pygments style; the ansi_* ones keep the background and follow the terminal's palette
 
     def tint(self, kind: str) -> str:
-        """Return the style of text from this kind of endpoint; "" for an unknown one."""
+        """Return the style for text from this kind of endpoint, or "" for an unknown one."""
         return {"device": self.device, "server": self.server, "local": self.local}.get(kind, "")
 
     def fit(self, colors: str | None) -> Theme:
-        """Return the theme for rich's name of a colour depth: with 16 colours, soft tints would all become white."""
+        """Return the theme for a colour depth, by rich's name for it. With 16 colours, soft tints would all become white."""
         if colors in {"truecolor", "256"} or not self.device:
             return self
         return structs.replace(self, device="green", server="cyan", local="yellow")
@@ -45,7 +45,7 @@ THEMES = {
 
 
 def pick_theme(name: str) -> Theme:
-    """Return the theme of that name; ``auto`` asks the terminal's ``COLORFGBG`` (rxvt's "foreground;background") and else takes dark.
+    """Return the theme with this name. ``auto`` uses the terminal's ``COLORFGBG`` (rxvt's "foreground;background"), or else dark.
 
     Raises:
         ConfigError: there is no such theme.

@@ -1,4 +1,4 @@
-"""The views that answers appear on: a terminal that is drawn live, or plain text for pipes and files."""
+"""The views that show answers: live on a terminal, or as plain text for pipes and files."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["PlainView", "View"]
 
 
 class View(Protocol):
-    """The interface that the chat shows answers, notes and tables through."""
+    """The interface through which the chat shows answers, notes and tables."""
 
     def legend(self, endpoints: Mapping[str, str]) -> None:
-        """Introduce the endpoints: a description by name."""
+        """Introduce the endpoints, given as descriptions by name."""
         ...
 
     def heading(self, text: str) -> None:
@@ -39,7 +39,7 @@ class View(Protocol):
         ...
 
     def end(self, report: Report | None, *, ending: str = "") -> None:
-        """Show the summary of a finished answer. ``ending``: stopped | failed, or "" if it is complete."""
+        """Show the summary of a finished answer. ``ending``: "stopped", "failed", or "" if it is complete."""
         ...
 
     def note(self, text: str) -> None:
@@ -55,17 +55,17 @@ class View(Protocol):
         ...
 
     def copy(self, text: str) -> bool:
-        """Ask the terminal to take the text into its clipboard; return False if there is no terminal."""
+        """Ask the terminal to copy the text to its clipboard, and return False if there is no terminal."""
         ...
 
 
 class PlainView:
-    """A view without escape sequences, not even those of a server on a terminal: the answers on ``out``, everything else on ``err``."""
+    """A view without escape sequences, not even a server's on a terminal. Answers go to ``out``, and everything else to ``err``."""
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None, *, is_silent: bool = False) -> None:
         self._out = out or sys.stdout
         self._err = err or sys.stderr
-        self._is_silent = is_silent  # collect, but print no answer text
+        self._is_silent = is_silent  # collect the answer's text, but don't print it
         self._at_line_start = True
         self._notices: deque[str] = deque()  # log records that came inside a line of an answer; other threads append
 
@@ -81,7 +81,7 @@ class PlainView:
 
     @asynccontextmanager
     async def answering(self, report: Callable[[], Report | None]) -> AsyncIterator[None]:
-        """Show no progress, because plain text has none; the answer's last line ends with the block."""
+        """Show no progress, because plain text has none. The answer's last line ends with the block."""
         try:
             yield
         finally:
@@ -96,7 +96,7 @@ class PlainView:
             self._out.flush()
 
     def end(self, report: Report | None, *, ending: str = "") -> None:
-        """End the line, and print the summary on ``err``; on a terminal the figures that fit a line, and the first note on another."""
+        """End the line, and print the summary on ``err``, on a terminal only the figures that fit on a line, and the first note."""
         self._end_line()
         if report is None:
             return
@@ -116,7 +116,7 @@ class PlainView:
         self.note(f"error: {text}")
 
     def log(self, text: str) -> None:
-        """Print a log record on stderr: at once, or after the line of an answer that is open."""
+        """Print a log record on stderr, at once or after the line of a running answer."""
         self._notices.append(text)
         if self._at_line_start:
             self._print_notices()
@@ -137,11 +137,11 @@ class PlainView:
         self._print_notices()
 
     def _print_notices(self) -> None:
-        with suppress(IndexError):  # other threads take some, and add some
+        with suppress(IndexError):  # other threads may remove and add records
             while True:
                 print_plain(self._notices.popleft(), sys.stderr)
 
 
 def _columns(stream: TextIO) -> int | None:
-    """Return the width of the terminal that a stream goes to; None if it is no terminal, or one without a width."""
+    """Return the width of the terminal that a stream goes to, or None if it isn't a terminal or has no width."""
     return (os.get_terminal_size(stream.fileno()).columns or None) if stream.isatty() else None

@@ -1,1 +1,1 @@
-"""What a user chooses for an answer: a race, speculation, or a split model; each plans, drives and records its own answers."""
+"""The modes that a user can choose: a race, speculation, or a split model. Each plans, runs and records its own answers."""

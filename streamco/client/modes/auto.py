@@ -1,4 +1,4 @@
-"""The choice between several modes, answer by answer."""
+"""The mode that chooses between other modes for each answer."""
 
 from __future__ import annotations
 
@@ -27,24 +27,25 @@ __all__ = ["Auto"]
 
 
 class Auto:
-    """Each answer is made in the mode that is predicted to be the best for it, by what earlier answers have shown (docs/howto/cost.md).
+    """Makes each answer in the mode that is predicted to be the best for it, based on earlier answers (docs/howto/cost.md).
 
-    Without weights that is the fastest mode. With weights each answer has several ways: the device alone, the server alone, both in a
-    race, a race with a quality gate, speculation, and a split model if one is given. The cheapest one by the weights goes, and
-    ``report.plan`` has what was predicted of each. The three weights are in one unit of your choice.
+    Without weights that is the fastest mode. With weights there are several ways to make an answer: the device alone, the server alone,
+    both in a race, a race with a quality gate, speculation, and a split model if one is given. The way that is cheapest by the weights is
+    chosen, and ``report.plan`` has the predictions for each. The three weights share one unit of your choice.
 
     Args:
-        modes: the modes, one of each kind. A ``Race`` among them makes the answers that no other mode makes; without one, a race by its
-            defaults does. None at all: ``Race()``, and ``Speculate()`` too without weights. A ``Split`` takes part by weights alone.
-        time: what a second is worth in which a reader waits: for the first word, and for text that comes slower than they read.
-        money: what a US dollar is worth, of a server's bill and of the device's energy (``Race.exchange_rate``). Without a ``budget`` of
-            the client it decides alone how much the server does.
-        quality: what a good answer is worth in the place of a bad one. The quality of the device's answers comes from ratings, beside
-            which the server's count as 1, or from ``MigrationOptions.quality`` and a measured profile. As long as it isn't known it
-            counts as 0. A ``Race`` without ``quality`` gets "gate".
+        modes: the modes, one of each kind. A ``Race`` among them makes the answers that no other mode makes; without one, a race with
+            default settings does. Without any modes: ``Race()``, and if there are no weights, ``Speculate()`` too. A ``Split`` takes part
+            only if there are weights.
+        time: cost of a second that a reader waits, for the first word or for text that comes slower than they read.
+        money: cost of a US dollar of a server's bill and of the device's energy (``Race.exchange_rate``). If the client has no
+            ``budget``, this alone decides how much the server does.
+        quality: value of a good answer over a bad one. The quality of the device's answers comes from ratings, on a scale where the
+            server's answers count as 1, or from ``MigrationOptions.quality`` and a measured profile. While it isn't known it counts as 0.
+            A ``Race`` without ``quality`` gets "gate".
 
     Raises:
-        ConfigError: two modes of one kind, something that is no mode of its own, or a weight that is no finite number of 0 or more.
+        ConfigError: two modes of one kind, something that isn't a single mode, or a weight that isn't a finite number of 0 or more.
     """
 
     name: ClassVar[str] = "auto"
@@ -85,7 +86,7 @@ class Auto:
         if self.weights is not None:
             first = tuple(mode.own_planner(context) for mode in others)
             further = frozenset(mode.endpoint.name for mode in others if mode.endpoint is not None)
-            budget = 1.0 if self.weights.money and context.budget is None else context.budget  # then a dollar's worth decides
+            budget = 1.0 if self.weights.money and context.budget is None else context.budget  # then the weight of money decides
             own = context._replace(budget=budget, further=further)
             return WeighingPlanner(first, _learning(last, self.weights).planner(own), self.weights)
         if not self.modes:
@@ -95,7 +96,7 @@ class Auto:
         return Fallback(tuple(mode.own_planner(context) for mode in others), last.planner(context), if_faster=True)
 
     def own_planner(self, context: ModeContext) -> Planner:
-        """Return the planner of the answers in this mode alone."""
+        """Return the planner for this mode's own answers."""
         return self.planner(context)
 
 
@@ -103,9 +104,9 @@ class WeighingPlanner(Fallback):
     """Chooses the cheapest way to make each answer, by weights.
 
     Args:
-        first: the modes beside the race.
-        last: the race, which makes the answers that no other way makes.
-        weights: what the caller says is worth how much.
+        first: the modes besides the race.
+        last: the race, which makes the answers that can't be made in another way.
+        weights: the caller's weights.
     """
 
     def __init__(self, first: tuple[Planner, ...], last: ClientPlanner, weights: Weights) -> None:
@@ -119,8 +120,8 @@ class WeighingPlanner(Fallback):
         return problems[0] if problems and all(problems) else ""
 
     async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> Prepared[Any] | Obstacle:
-        """Return the answer, ready to start, made in the best way that is open."""
-        if self.kept_out is not None:  # a promise, which no weight outweighs
+        """Return the answer, ready to start, made in the best way that is available."""
+        if self.kept_out is not None:  # excluding a side is a promise, which no weight overrides
             return await super().prepare(asked)
         prompt_tokens = (await asked.describe()).prompt_tokens
         found = [(planner, each) for planner in self.first for each in await planner.forecast(asked, self._chooser.weights)]
@@ -141,7 +142,7 @@ class WeighingPlanner(Fallback):
             found = [(planner, _closed(each, outcome) if each.way.name == choice.way else each) for planner, each in found]
             is_again = True
         asked.plan, asked.passed_over = None, _passed_over(found)
-        return await self.last.prepare(asked)  # which makes an exception of an answer that no way is open to
+        return await self.last.prepare(asked)  # raises an exception if no way is available for the answer
 
     def _plan(self, asked: AskedAnswer, choice: ChosenWay) -> AnswerPlan:
         weights = self._chooser.weights
@@ -156,7 +157,7 @@ class WeighingPlanner(Fallback):
         )
 
     def _unknown(self, asked: AskedAnswer, choice: ChosenWay) -> str:
-        """Return what counts without being known, for the reason."""
+        """Return which quantities are unknown but counted as 0, as an addition to the reason."""
         device, servers = asked.settings.endpoints.available()
         sides = [each for each in (device, *servers[:1]) if each is not None]
         ways = {way.name: way for way in choice.ways if not way.obstacle}
@@ -179,17 +180,17 @@ class WeighingPlanner(Fallback):
 
 
 def _passed_over(found: Iterable[tuple[Planner, PlannedWay]]) -> tuple[Planner, Obstacle] | None:
-    """Return the first mode that was asked for and isn't open, and what is in its way; None: there is none."""
+    """Return the first mode that was requested but can't be used, and why; None if there is none."""
     return next(((planner, each.obstacle) for planner, each in found if each.obstacle is not None), None)
 
 
 def _closed(planned: PlannedWay, obstacle: Obstacle) -> PlannedWay:
-    """Return a way that isn't open after all."""
+    """Return a way marked as unavailable after all."""
     return planned._replace(way=Way(name=planned.way.name, obstacle=obstacle.text), obstacle=obstacle)
 
 
 def _learning(race: Mode, weights: Weights) -> Mode:
-    """Return the race as the weights need it: ratings are learned from if quality counts."""
+    """Return the race with the settings that the weights need: it learns from ratings if quality has a weight."""
     if weights.quality and getattr(race, "quality", "") is None:
         return replace(race, quality="gate")  # type: ignore[type-var]
     return race

@@ -1,8 +1,8 @@
-"""What all modes share: how a client asks one to make an answer, and what two of them need.
+"""What all modes share: the interface by which a client asks a mode for an answer, and helpers that several modes need.
 
-A *mode* is what a user chooses, and nothing but settings: ``Race``, ``Speculate``, ``Split``, or ``Auto`` over several. Its *planner*
-belongs to one client. It carries what was learned and spent, and prepares each answer, or says what is in the way. What it has prepared
-starts the answer's driver, and records the answer when all its work has ended. The modes know nothing of each other.
+A *mode* is what a user chooses, and consists only of settings: ``Race``, ``Speculate``, ``Split``, or ``Auto`` over several. Its *planner*
+belongs to one client. It keeps what was learned and spent, and prepares each answer, or says why it can't. The prepared answer starts the
+answer's driver, and records the answer when all its work has ended. The modes don't know each other.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ __all__ = [
 DriverT = TypeVar("DriverT", bound="AnswerDriver")
 
 CostOf = Callable[[Endpoint, int, int, int], RequestCost]
-"""Gives the cost of prompt, completion and cached prompt tokens at an endpoint (``DispatchRecord.cost``)."""
+"""Returns the cost of prompt, completion and cached prompt tokens at an endpoint (``DispatchRecord.cost``)."""
 
 
 class Obstacle(NamedTuple):
-    """The reason why an endpoint can't serve a request, or why a mode doesn't make an answer; both texts are "" if nothing is in the way.
+    """Why an endpoint can't serve a request, or a mode doesn't make an answer; both texts are "" if there is no obstacle.
 
     Args:
         text: for the caller.
-        logged: the kind of reason alone, without words of the caller's.
-        is_logged: it holds for all answers, and was logged when it was found.
-        is_choice: the mode would have been slower, and the faster one was asked for.
+        logged: only the kind of reason, without the caller's words.
+        is_logged: True if it applies to all answers, and was logged when it was found.
+        is_choice: True if the mode would have been slower, and the faster one was requested.
     """
 
     text: str
@@ -76,17 +76,17 @@ class Obstacle(NamedTuple):
 
     @property
     def texts(self) -> tuple[str, str]:
-        """Both texts: the caller's, and the one that may be logged."""
+        """Both texts: the one for the caller, and the one that may be logged."""
         return self.text, self.logged
 
     @classmethod
     def of_settings(cls, text: str) -> Self:
-        """Return a reason that quotes nothing of a request."""
+        """Return a reason that quotes nothing from a request."""
         return cls(text, text)
 
 
 class SettingsLike(Protocol):
-    """What modes need of a client's settings; ``streamco.client.settings.ClientSettings`` explains each."""
+    """The part of a client's settings that modes need; ``streamco.client.settings.ClientSettings`` explains each."""
 
     @property
     def endpoints(self) -> EndpointSet:
@@ -100,17 +100,17 @@ class SettingsLike(Protocol):
 
     @property
     def totals(self) -> TotalsRecorder:
-        """Adds up what the answers cost."""
+        """Adds up the costs of the answers."""
         ...
 
     @property
     def pace(self) -> ReaderPace:
-        """The pace of the client's answers, though an answer may have one of its own."""
+        """The default pace of the client's answers."""
         ...
 
     @property
     def on_failure(self) -> OnFailure | None:
-        """What becomes of an answer if its endpoint fails."""
+        """What to do if an answer's endpoint fails."""
         ...
 
     @property
@@ -120,36 +120,36 @@ class SettingsLike(Protocol):
 
     @property
     def degradations(self) -> Degradations:
-        """What the client does other than asked."""
+        """Records the requests that aren't served as asked."""
         ...
 
     @property
     def observers(self) -> AnswerObservers:
-        """Follow the answers."""
+        """The observers of the answers."""
         ...
 
     def learn(self, ended: EndedAnswer) -> None:
-        """Let each mode of the client learn from an answer."""
+        """Have each mode of the client learn from an answer."""
         ...
 
 
 class AskedAnswer:
-    """One answer as it was asked for, for the modes that may make it.
+    """The request for one answer, for the modes that may make it.
 
     Args:
-        request: the request, whole and checked.
-        settings: what the client's answers are made with.
-        pace: tokens per second at the reader; "smooth": as they come, but evenly; None: as fast as they come.
+        request: the complete, validated request.
+        settings: the client's settings.
+        pace: tokens per second at the reader; "smooth" sends text evenly at the rate that it arrives; None sends it as soon as it arrives.
         shows_drafts: True if the reader can take text back.
-        is_streamed: False: the reader gets the answer whole, and then ``pace`` is None.
+        is_streamed: False if the reader gets the answer in one piece; then ``pace`` is None.
         notes: the notes of the answer's report.
         log: the answer's log.
 
     Attributes:
-        facts: facts of the request; None: not found yet.
-        passed_over: the mode that was asked last without making the answer, and what was in its way; None: none was.
-        plan: what was predicted of each way to make it; None: nothing was.
-        shadow: gives the figures of a shadow answer to it; None: there is none.
+        facts: facts about the request, or None if they haven't been determined.
+        passed_over: the last mode that was asked but didn't make the answer, and why; None if there was none.
+        plan: the predictions for each way to make it, or None if none were made.
+        shadow: returns the figures of its shadow answer; None if there is none.
     """
 
     def __init__(
@@ -183,12 +183,12 @@ class AskedAnswer:
         return Reading(tokens, fixed_rate(self.pace) or planner.reader_rate, self.is_streamed)
 
     def complete(self, report: Report, notes: Sequence[str]) -> Report:
-        """Return a driver's report with what was known before the answer began, and its notes."""
+        """Add what was known before the answer began, and the notes, to a driver's report."""
         shadow = None if self.shadow is None else self.shadow()
         return replace(report, request_id=self.log.request_id, notes=list(notes), plan=self.plan, shadow=shadow)
 
     async def describe(self) -> RequestFacts:
-        """Return the facts of the request, found once; in a thread, if that would block the event loop."""
+        """Return the facts about the request; they are determined once, in a thread if that would block the event loop."""
         if self.facts is None:
             device, servers = self.settings.endpoints.available()
             if takes_long(self.request):
@@ -199,11 +199,11 @@ class AskedAnswer:
 
 
 class EndedAnswer(NamedTuple):
-    """What the other modes of a client learn from an answer of one.
+    """What a client's other modes learn from an answer that one mode has made.
 
     Args:
         prompt_tokens: the prompt's length.
-        race: the machine of a raced answer; None: it was made in another way.
+        race: the machine of a raced answer, or None if it was made in another way.
     """
 
     prompt_tokens: int
@@ -214,7 +214,7 @@ class Prepared(ABC, Generic[DriverT]):
     """An answer that is ready to start.
 
     Args:
-        asked: the answer as it was asked for.
+        asked: the request for the answer.
     """
 
     def __init__(self, asked: AskedAnswer) -> None:
@@ -226,24 +226,24 @@ class Prepared(ABC, Generic[DriverT]):
 
         Raises:
             ConfigError: no endpoint can serve the request.
-            EndpointError: those that may be used could not start.
-            DegradedError: the answer can't be had as it was asked for, by the client's rule.
+            EndpointError: the endpoints that may be used could not start.
+            DegradedError: the request can't be served as asked, and the client's rule makes that an error.
         """
 
     async def aclose(self) -> None:
-        """Release what was prepared, because the answer doesn't start after all; no effect once it has started."""
+        """Release what was prepared if the answer isn't started after all; no effect once it has started."""
 
     @abstractmethod
     def note(self, driver: DriverT) -> None:
-        """Add what happened other than asked to the answer's notes; nothing while the answer is under way."""
+        """Add whatever wasn't served as asked to the answer's notes; nothing while the answer is in progress."""
 
     def end(self, driver: DriverT, observed: ObservedAnswer, *, reason: str | None = None) -> None:
-        """Add the costs of an answer that has ended to the client's, and tell log and observers.
+        """Add the costs of an answer that has ended to the client's totals, and tell the log and the observers.
 
         Args:
             driver: the answer's driver.
             observed: follows the answer.
-            reason: the dispatch decision's reason without words of the caller's; None: the report's has none.
+            reason: the reason for the dispatch decision without the caller's words; None if the report's reason contains none of them.
         """
         asked = self.asked
         asked.settings.totals.record(driver.cost())
@@ -258,9 +258,9 @@ class Planner(ABC):
     """One mode of one client, which may decline answers; clients from ``with_options`` share what it has learned.
 
     Attributes:
-        name: the mode's.
-        declined: what a report says of an answer that the mode was to make and hasn't made.
-        role: what the log says is to blame for it.
+        name: the mode's name.
+        declined: what a report says about an answer that the mode should have made but didn't.
+        role: what the log names as the cause.
     """
 
     name: ClassVar[str]
@@ -269,49 +269,49 @@ class Planner(ABC):
 
     @property
     def parts(self) -> tuple[Planner, ...]:
-        """The planners that may make an answer: this one, or those that it chooses from."""
+        """The planners that may make an answer: this one, or the ones that it chooses from."""
         return (self,)
 
     @property
     def may_draft(self) -> bool:
-        """True if a verifier may check drafts; then a server may compute more tokens than an answer has."""
+        """True if a verifier may check drafts; then a server may compute more tokens than an answer contains."""
         return False
 
     @property
     def problem(self) -> str:
-        """Reason why no answer can be made in this mode now, whatever its request; "" if some can. Known after the start."""
+        """Why no answer can be made in this mode at present, whatever its request; "" if some can. Known after the start."""
         return ""
 
-    async def start(self) -> None:  # noqa: B027  most modes need to know nothing
+    async def start(self) -> None:  # noqa: B027  most modes have nothing to find out
         """Find out what the mode needs to know before its first answer; idempotent."""
 
     @abstractmethod
     async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> Prepared[Any] | Obstacle:
-        """Return the answer, ready to start, or what is in the way.
+        """Return the answer, ready to start, or why this mode doesn't make it.
 
         Args:
-            asked: the answer as it was asked for.
-            if_faster: only if this mode is predicted to be the faster one.
+            asked: the request for the answer.
+            if_faster: True to make it only if this mode is predicted to be the faster one.
         """
 
     async def forecast(self, asked: AskedAnswer, weights: Weights) -> Sequence[PlannedWay]:
-        """Return the ways in which this mode can make an answer, and what is predicted of each."""
+        """Return the ways in which this mode can make an answer, with the predictions for each."""
         return ()
 
     def learn(self, ended: EndedAnswer) -> None:  # noqa: B027  a mode may have nothing to learn
-        """Learn from an answer, of this mode or of another."""
+        """Learn from an answer that this mode or another one has made."""
 
     def record(self, asked: AskedAnswer, report: Report) -> None:  # noqa: B027  most modes have learned from their drivers
-        """Learn from the report of an answer that has ended, if the way that it was made in was chosen by weights."""
+        """Learn from the report of an answer that has ended, if the way to make it was chosen by weights."""
 
 
 class PlannedWay(NamedTuple):
     """One way to make an answer, as a mode has predicted it.
 
     Args:
-        way: what is predicted of it.
-        prepare: returns the answer made in this way, ready to start, or what is in the way after all.
-        obstacle: what is in the way of a mode that was asked for; None: nothing, or it was no mode of its own.
+        way: its predictions.
+        prepare: returns the answer made in this way, ready to start, or why it can't be made after all.
+        obstacle: why a mode that was requested can't be used; None if it can, or if this isn't a mode that can be requested.
     """
 
     way: Way
@@ -320,17 +320,17 @@ class PlannedWay(NamedTuple):
 
 
 class ClientPlanner(Planner):
-    """Plans every answer of a client, and keeps the account of what is spent."""
+    """Plans every answer of a client, and keeps track of what is spent."""
 
     @property
     @abstractmethod
     def account(self) -> object:
-        """What is spent and learned under a budget; two clients share their totals if it is the same."""
+        """The account of what is spent and learned under a budget; two clients with the same account share their totals."""
 
     @property
     @abstractmethod
     def kept_out(self) -> Kind | None:
-        """The side that must not be used at all, as a promise; None: no side."""
+        """The side that must not be used at all, as a promise, or None."""
 
     @property
     @abstractmethod
@@ -339,7 +339,7 @@ class ClientPlanner(Planner):
 
     @abstractmethod
     def costs(self) -> CostOf:
-        """Return the function that gives the cost of tokens at the client's endpoints."""
+        """Return the function that computes the cost of tokens at the client's endpoints."""
 
     @property
     def budget(self) -> float:
@@ -347,23 +347,23 @@ class ClientPlanner(Planner):
         return 1.0
 
     def expected_tokens(self, limit: int | None) -> float:
-        """Return the tokens that an answer is expected to have. ``limit``: maximum of them; None: not known."""
+        """Return how many tokens an answer is expected to have. ``limit``: the maximum, or None if it isn't known."""
         return TYPICAL.expected(0.0, limit)
 
     def quality(self, endpoint: Endpoint) -> float | None:
-        """Return the quality of an endpoint's answers, on one scale for all; None: not known."""
+        """Return the quality of an endpoint's answers, on the same scale for all endpoints, or None if it isn't known."""
         return None
 
     @abstractmethod
     def profile(self) -> bytes:
-        """Return what was learned so far, as the JSON of a ``Profile``."""
+        """Return what has been learned so far, as the JSON of a ``Profile``."""
 
     def rate(self, request_id: str, *, good: bool) -> bool:
         """Learn from the rating of an answer; return False if there is nothing to be learned from it.
 
         Raises:
-            ConfigError: answers are not graded, or ``good`` is neither True nor False.
-            UsageError: there is no such answer to be rated.
+            ConfigError: answers aren't graded, or ``good`` is neither True nor False.
+            UsageError: there is no such answer to rate.
         """
         if not isinstance(good, bool):
             raise ConfigError(f"good: expected True or False, got {good!r}")
@@ -375,18 +375,18 @@ class ClientPlanner(Planner):
 
 
 class ModeContext(NamedTuple):
-    """What a client gives to the planners of its modes.
+    """What a client passes to the planners of its modes.
 
     Args:
         endpoints: the client's device and servers.
         fallback: makes the answers that a mode can't make, unless the mode names another one.
-        budget: share of the work that the expensive side may do, 0 to 1; None: each mode's own default.
-        profile: what an earlier client learned; None: nothing is known.
-        seed: seed of random draws; None: from the system.
-        further: names of endpoints that other modes of the client have.
-        may_warn: problems that hold for all answers are logged.
-        is_new: the budget was given anew, so that an account under it starts empty.
-        known: the planners of the client that this one is made from, by the name of their mode.
+        budget: share of the work that the expensive side may do, 0 to 1; None uses each mode's default.
+        profile: what an earlier client learned, or None.
+        seed: seed for random draws; None takes one from the system.
+        further: names of endpoints that other modes of the client use.
+        may_warn: True if problems that apply to all answers are logged.
+        is_new: True if a new budget was given, so that its account starts empty.
+        known: the planners of the client that this one is derived from, by the name of their mode.
     """
 
     endpoints: EndpointSet
@@ -401,7 +401,7 @@ class ModeContext(NamedTuple):
 
 
 class Mode(Protocol):
-    """What a user chooses for the answers of a client: settings that are checked, and nothing else."""
+    """How a client makes its answers, as chosen by the user: validated settings, and nothing else."""
 
     @property
     def name(self) -> str:
@@ -410,43 +410,43 @@ class Mode(Protocol):
 
     @property
     def endpoint(self) -> Endpoint | None:
-        """The one endpoint that makes all answers in this mode; None: the client's device and servers do."""
+        """The one endpoint that makes all answers in this mode, or None if the client's device and servers do."""
         ...
 
     @property
     def members(self) -> tuple[Mode, ...]:
-        """The modes that may make an answer: this one, or those that it names."""
+        """The modes that may make an answer: this one, or the ones that it lists."""
         ...
 
     def planner(self, context: ModeContext) -> ClientPlanner:
-        """Return the planner of a client's answers, which asks other modes for those that this one can't make.
+        """Return the planner of a client's answers, which asks other modes for answers that this one can't make.
 
         Raises:
-            ConfigError: the endpoints or the budget don't go with the mode.
+            ConfigError: the endpoints or the budget don't fit the mode.
         """
         ...
 
     def own_planner(self, context: ModeContext) -> Planner:
-        """Return the planner of the answers in this mode alone.
+        """Return the planner for this mode's own answers.
 
         Raises:
-            ConfigError: as of ``planner``.
+            ConfigError: as for ``planner``.
         """
         ...
 
 
 def values_of(mode: Struct, kind: type[Struct]) -> tuple[object, ...]:
-    """Return the settings of a mode that this kind of options has, to compare them: an account or estimates depend on them alone."""
+    """Return the mode's settings that this options class declares, for comparison: an account or estimates depend only on these."""
     return tuple(getattr(mode, name) for name in kind.__struct_fields__)
 
 
 class Fallback(ClientPlanner):
-    """Asks one mode after the other for an answer: the last one can make any.
+    """Asks one mode after another for an answer; the last one can make any.
 
     Args:
-        first: asked first, in this order.
-        last: makes the answers that none of them makes.
-        if_faster: the first ones make an answer only if they are predicted to be the faster ones.
+        first: the planners that are asked first, in this order.
+        last: makes the answers that none of those makes.
+        if_faster: True if the first ones make an answer only when they are predicted to be faster.
     """
 
     name = "fallback"
@@ -463,7 +463,7 @@ class Fallback(ClientPlanner):
 
     @property
     def account(self) -> object:
-        """What is spent and learned under a budget."""
+        """The account of what is spent and learned under a budget."""
         return self.last.account
 
     @property
@@ -483,19 +483,19 @@ class Fallback(ClientPlanner):
 
     @property
     def problem(self) -> str:
-        """See ``Planner``: why none of the first can make an answer."""
+        """See ``Planner``: why none of the first planners can make an answer."""
         problems = [each.problem for each in self.first]
         return problems[0] if problems and all(problems) else ""
 
     async def start(self) -> None:
-        """Find out what the mode needs to know. If a side is kept out, the first ones are not asked, and need to know nothing."""
+        """Find out what the modes need to know. If a side is excluded, the first ones aren't asked, and needn't know anything."""
         if self.kept_out is None:
             for each in self.first:
                 await each.start()
         await self.last.start()
 
     async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> Prepared[Any] | Obstacle:
-        """Return the answer, ready to start, or what is in the way."""
+        """Return the answer, ready to start, or why it can't be made."""
         for planner in self.first:
             if self.kept_out is not None:
                 outcome: Prepared[Any] | Obstacle = Obstacle.of_settings(f"the {self.kept_out} is kept out")
@@ -507,11 +507,11 @@ class Fallback(ClientPlanner):
         return await self.last.prepare(asked)
 
     def costs(self) -> CostOf:
-        """Return the function that gives the cost of tokens."""
+        """Return the function that computes the cost of tokens."""
         return self.last.costs()
 
     def expected_tokens(self, limit: int | None) -> float:
-        """Return the tokens that an answer is expected to have; see ``ClientPlanner``."""
+        """Return how many tokens an answer is expected to have; see ``ClientPlanner``."""
         return self.last.expected_tokens(limit)
 
     def quality(self, endpoint: Endpoint) -> float | None:
@@ -519,7 +519,7 @@ class Fallback(ClientPlanner):
         return self.last.quality(endpoint)
 
     def profile(self) -> bytes:
-        """Return what was learned so far."""
+        """Return what has been learned so far."""
         return self.last.profile()
 
     def learn_rating(self, request_id: str, good: bool) -> bool:

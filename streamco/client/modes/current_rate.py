@@ -1,4 +1,4 @@
-"""What the device's energy is worth: a constant, or a function of the caller's that says what it is worth by now."""
+"""The value of the device's energy: a constant, or a function of the caller's that returns the current value."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ logger = logging.getLogger("streamco")
 
 
 class RateName(Struct, frozen=True):
-    """How errors and the log name a rate.
+    """The name of a rate in errors and in the log.
 
     Args:
-        mode: the mode whose setting it is.
-        setting: the setting.
-        unit: what it is a number of.
+        mode: the mode that has the setting.
+        setting: the setting's name.
+        unit: the rate's unit.
     """
 
     mode: str
@@ -33,10 +33,10 @@ class RateName(Struct, frozen=True):
     unit: str
 
     def check(self, rate: object) -> float:
-        """Return a rate.
+        """Validate a rate and return it.
 
         Raises:
-            ConfigError: it is none.
+            ConfigError: it isn't a rate.
         """
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= sys.float_info.max:
             raise ConfigError(f"{self.mode}: {self.setting}: expected {self.unit}, 0 or more, or a function, got {rate!r}")
@@ -54,15 +54,15 @@ def check_rate_setting(setting: object, name: RateName) -> None:
 
 
 class CurrentRate:
-    """A rate as it is now. A function is called in the event loop, at most once a second; see ``Race`` for what its errors do.
+    """The current rate. A function is called in the event loop, at most once a second; ``Race`` describes what happens if it fails.
 
     Args:
         setting: the rate, or a function that returns it.
         name: its name and unit.
-        now: seconds, monotonic.
+        now: the time in seconds, monotonic.
 
     Raises:
-        ConfigError: the setting is no rate, or the function raises or returns none.
+        ConfigError: the setting isn't a rate, or the function raises or doesn't return one.
     """
 
     def __init__(self, setting: RateSetting, name: RateName, *, now: float) -> None:
@@ -80,7 +80,7 @@ class CurrentRate:
             ) from error
 
     def read(self, *, now: float) -> float:
-        """Return the rate: what the function returned within the last second, or returns now, or returned when it last worked."""
+        """Return the rate; a function is called if its last call was a second ago or longer. If it fails, the last rate is kept."""
         if callable(self.setting) and now - self._read_at >= _KEPT_S:
             self._read_at = now
             try:

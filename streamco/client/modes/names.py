@@ -1,4 +1,4 @@
-"""The short forms of modes: ``mode="speculate"`` is ``Speculate()``."""
+"""The short names of modes: ``mode="speculate"`` stands for ``Speculate()``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def find_mode(setting: object, known: Mapping[str, Mode]) -> Mode:
     """Return the mode that a setting names.
 
     Args:
-        setting: a mode, or its short form: one of the known modes of this name, else the mode with its defaults. "auto" is a choice
-            between known modes, by the weights that were known.
+        setting: a mode, or its short name: it stands for the known mode of this name, or else for the mode with its defaults. "auto"
+            chooses between the known modes, with the known weights.
         known: modes by name.
 
     Raises:

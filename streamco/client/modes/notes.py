@@ -1,4 +1,4 @@
-"""What answers of several modes are without, said in their notes."""
+"""Notes on answers that several modes need."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["note_inexact", "note_shortened", "note_unpaced"]
 
 
 def note_inexact(degradations: Degradations, notes: list[str], name: str, figures: SplitFigures) -> None:
-    """Record that a split model's states were sent in a format that may change tokens; nothing if they weren't.
+    """Record that a split model's states were sent in a format that may change tokens, if they were.
 
     Args:
-        degradations: the client's.
+        degradations: the client's degradations.
         notes: the answer's notes.
         name: the model's name.
-        figures: what it has sent for the answer.
+        figures: figures on what it has sent for the answer.
     """
     if figures.rows_up and not figures.is_exact:
         sentence = f"{name}: the answer is not exactly the model's own, because its states travel in fewer than 32 bits"
@@ -25,16 +25,16 @@ def note_inexact(degradations: Degradations, notes: list[str], name: str, figure
 
 
 def note_shortened(asked: AskedAnswer, facts: RequestFacts, *, device: str, tokens: int) -> None:
-    """Record that the device can give only a shorter answer than the request allows.
+    """Record that the device can only give a shorter answer than the request allows.
 
     Args:
         asked: the answer.
-        facts: properties of the request.
+        facts: facts about the request.
         device: the device's name.
         tokens: the longest answer that it can give.
 
     Raises:
-        DegradedError: by the client's rule.
+        DegradedError: the client's rule is "raise".
     """
     most = f"{tokens} of {facts.max_tokens} tokens"
     sentence = f"{device} can give at most {most} (max_tokens), because its context ends there"
@@ -42,7 +42,7 @@ def note_shortened(asked: AskedAnswer, facts: RequestFacts, *, device: str, toke
 
 
 def note_unpaced(asked: AskedAnswer) -> None:
-    """Record that the client's pace has no effect, if the answer is not streamed."""
+    """Record that the client's pace has no effect, if the answer isn't streamed."""
     if asked.settings.pace is not None and not asked.is_streamed:
         sentence = "the client's pace has no effect on an answer that is not streamed"
         asked.settings.degradations.record(asked.notes, kind="no effect", endpoint="pace", sentence=sentence, may_raise=False)

@@ -1,4 +1,4 @@
-"""What keeps endpoints from an answer, and a policy from having an effect: said in the answer's notes."""
+"""Finds why endpoints can't make an answer and why a policy has no effect, for the answer's notes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from streamco.policies.eligibility import Gate, RequestFacts, SideFacts, exclusi
 
 __all__ = ["find_obstacles", "in_order", "refusal", "shortened_length", "side_facts", "why_without_effect"]
 
-_ONE_SIDED = frozenset({"auto", "device-only", "server-only", "device-first", "server-first"})  # policies that one endpoint can keep to
+_ONE_SIDED = frozenset({"auto", "device-only", "server-only", "device-first", "server-first"})  # policies that make sense with one endpoint
 
 
 def side_facts(endpoint: Endpoint, facts: RequestFacts, *, shortens: bool = False) -> SideFacts:
-    """Return what an endpoint can do with a request, for ``check_eligibility``.
+    """Return whether and how an endpoint can serve a request, for ``check_eligibility``.
 
-    A server is sent a request whatever its limit is: it shortens the answer, or refuses the limit itself.
+    A request is sent to a server whatever its token limit: the server shortens the answer, or rejects the limit itself.
 
     Args:
         endpoint: the endpoint.
-        facts: properties of the request.
-        shortens: a device may give a shorter answer than was asked for.
+        facts: facts about the request.
+        shortens: True if a device may give a shorter answer than was requested.
     """
     can, counted = endpoint.capabilities, facts.counts.get(endpoint.name)
     return SideFacts(
@@ -42,16 +42,16 @@ def side_facts(endpoint: Endpoint, facts: RequestFacts, *, shortens: bool = Fals
 def find_obstacles(
     facts: RequestFacts, device: Endpoint | None, servers: Sequence[Endpoint], *, gate: Gate | None, shortens: bool
 ) -> Mapping[str, Obstacle]:
-    """Return why endpoints can't serve a request that others would have to serve in their place, by name.
+    """Return why endpoints can't serve a request, so that others have to, by endpoint name.
 
-    A device that the request gate keeps out isn't in it, because that was asked for, nor are fallbacks of a server that can serve it.
+    A device that the request gate excludes isn't in it, because the caller wants that; nor are fallbacks of a server that can serve it.
 
     Args:
-        facts: properties of the request.
-        device: the device; None: there is none.
+        facts: facts about the request.
+        device: the device, or None.
         servers: the servers, in the order of their use.
-        gate: the request gate; None: there is none.
-        shortens: the device may give a shorter answer than was asked for.
+        gate: the request gate, or None.
+        shortens: True if the device may give a shorter answer than was requested.
     """
     found: dict[str, Obstacle] = {}
     if device is not None and (gate is None or gate(facts)):
@@ -64,9 +64,9 @@ def find_obstacles(
 
 
 def in_order(facts: RequestFacts, servers: Sequence[Endpoint]) -> tuple[list[Endpoint], dict[str, str]]:
-    """Return the servers that can serve a request in the order of their use, and why some come after others, by name.
+    """Return the servers that can serve a request, in the order of their use, and why some come after others, by name.
 
-    The order is that of ``servers``, but one that may lack the room for the prompt comes after all that have it.
+    The order is the same as in ``servers``, but a server that may lack room for the prompt comes after all that have it.
     """
     sides = {server.name: side_facts(server, facts) for server in servers}
     able = {name: side for name, side in sides.items() if not exclusions(facts, side)}
@@ -79,25 +79,25 @@ def in_order(facts: RequestFacts, servers: Sequence[Endpoint]) -> tuple[list[End
 
 
 def shortened_length(facts: RequestFacts, device: Endpoint | None) -> int | None:
-    """Return the longest answer that fits into the device's context; None: the request doesn't allow a longer one, or that isn't known."""
+    """Return the longest answer that fits into the device's context, or None if no longer one is allowed or that isn't known."""
     if device is None or (context := device.capabilities.context_tokens) is None or facts.max_tokens is None:
         return None
     counted = facts.counts.get(device.name)
-    if counted is None:  # the prompt has one token at least
+    if counted is None:  # the prompt has at least one token
         return context - 1 if facts.max_tokens >= context else None
     return None if counted + facts.max_tokens <= context else context - counted
 
 
 def refusal(request: Request, facts: RequestFacts, endpoints: Sequence[Endpoint], *, without: str, reason: str, more: str) -> ConfigError:
-    """Return the error of a request that no endpoint can serve.
+    """Return the error for a request that no endpoint can serve.
 
     Args:
         request: the request.
-        facts: properties of the request.
-        endpoints: those that might have been asked.
-        without: the side that is kept out; "": none is.
-        reason: what keeps each side from it.
-        more: what else is said.
+        facts: facts about the request.
+        endpoints: the endpoints that might have been used.
+        without: the excluded side, or "".
+        reason: why each side can't serve it.
+        more: text to append.
     """
     sides = {each.name: side_facts(each, facts, shortens=True) for each in endpoints}
     why = why_refused(facts, list(sides.values()))
@@ -113,7 +113,7 @@ def refusal(request: Request, facts: RequestFacts, endpoints: Sequence[Endpoint]
 
 
 def why_without_effect(policy: str, device: Endpoint | None, servers: Sequence[Endpoint]) -> str:
-    """Return why a policy that was asked for by name decides nothing, as a sentence; "": it does."""
+    """Return why a policy that was chosen by name has no effect, as a sentence, or "" if it has."""
     if policy in _ONE_SIDED or (device is not None and servers):
         return ""
     return f'policy "{policy}" has no effect, because there is no {"server" if device is not None else "device"}'

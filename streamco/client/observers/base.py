@@ -1,7 +1,7 @@
 """The interface of observers, and the list of them that a client keeps.
 
 An observer sees an answer begin, each request that is sent for it, and its final report. It is called in the event loop's thread and must
-not block. It is not called for single tokens; the final report, which has figures over all of them, takes about a microsecond a token.
+not block. It isn't called for single tokens; the final report, which has figures for all of them, takes about a microsecond per token.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _package_version() -> str:
 
 
 PACKAGE_VERSION = _package_version()
-"""Installed version of streamco; "unknown": it runs from a folder that isn't installed. Read once, because it reads files."""
+"""Installed version of streamco, or "unknown" if it runs from a folder that isn't installed. Read once, because it reads files."""
 
 
 class ObservedAttempt(Struct, frozen=True, kw_only=True):
@@ -48,9 +48,9 @@ class ObservedAttempt(Struct, frozen=True, kw_only=True):
     Args:
         endpoint: the endpoint's name.
         kind: its side, device or server.
-        model: the model's name there; None: not known.
-        provider: the provider's name, as in ``OpenAIEndpoint(provider=...)``; None: not known.
-        base_url: the server's address; None: the endpoint is in this process, or has none.
+        model: the model's name there, or None if it isn't known.
+        provider: the provider's name, as in ``OpenAIEndpoint(provider=...)``, or None if it isn't known.
+        base_url: the server's address, or None if the endpoint is in this process or has no address.
         request: the request.
     """
 
@@ -63,7 +63,7 @@ class ObservedAttempt(Struct, frozen=True, kw_only=True):
 
 
 class AnswerObservation(Protocol):
-    """What an observer keeps of one answer."""
+    """An observer's record of one answer."""
 
     def opened(self, attempt: ObservedAttempt) -> Mapping[str, str]:
         """Record that a request is about to be sent; return HTTP headers to send with it, {} for none."""
@@ -78,32 +78,32 @@ class AnswerObserver(Protocol):
     """Follows all answers of a client."""
 
     def began(self, request: Request) -> AnswerObservation:
-        """Return the observation of an answer that begins now; no endpoint has been asked yet."""
+        """Return the observation of an answer that begins now; nothing has been sent yet."""
         ...
 
     def refused(self, request: Request, error: Exception) -> None:
-        """Record a request that no endpoint was asked for, because none can serve it."""
+        """Record a request that wasn't sent to any endpoint, because none can serve it."""
         ...
 
 
 class ObservedAnswer:
     """The observations of one answer by all of a client's observers.
 
-    An observer that raises loses its own record: the error is logged, and the answer goes on.
+    An observer that raises loses its own record: the error is logged, and the answer continues.
 
     Args:
-        observations: one of each observer.
+        observations: one from each observer.
     """
 
     def __init__(self, observations: Sequence[AnswerObservation]) -> None:
         self._observations = observations
 
     def open(self, name: str, endpoint: object, request: Request) -> Request:
-        """Return the request with the observers' headers.
+        """Tell the observers that a request is about to be sent, and return it with their headers.
 
         Args:
             name: the endpoint's name in the report.
-            endpoint: the endpoint; a verifier without an endpoint of its own will do.
+            endpoint: the endpoint, or a verifier that has no endpoint.
             request: the request that is about to be sent.
         """
         if not self._observations:
@@ -116,7 +116,7 @@ class ObservedAnswer:
         return replace(request, headers=_merged(request.headers, headers)) if headers else request
 
     def end(self, report: Callable[[], Report]) -> None:
-        """Give the final report to all; it is made only if there is an observer."""
+        """Pass the final report to all observers; it is made only if there is one."""
         if self._observations:
             made = report()
             for each in self._observations:
@@ -128,18 +128,18 @@ class AnswerObservers:
     """The observers of a client, which clients from ``with_options`` share.
 
     Args:
-        observers: those that the client begins with.
+        observers: the initial observers.
     """
 
     def __init__(self, observers: Sequence[AnswerObserver] = ()) -> None:
         self._observers = list(observers)
 
     def add(self, observer: AnswerObserver) -> None:
-        """Show answers that begin from now on to another observer, too."""
+        """Add an observer, which sees the answers that begin from now on."""
         self._observers.append(observer)
 
     def remove(self, observer: AnswerObserver) -> None:
-        """Show no new answers to this observer; those that it has seen begin are finished. Idempotent."""
+        """Remove an observer. It sees no new answers, but the ones that it has seen begin are finished. Idempotent."""
         self._observers = [each for each in self._observers if each is not observer]
 
     def begin(self, request: Request) -> ObservedAnswer:
@@ -151,14 +151,14 @@ class AnswerObservers:
         return ObservedAnswer(observations)
 
     def refuse(self, request: Request, error: Exception) -> None:
-        """Show all observers a request that no endpoint was asked for."""
+        """Tell all observers about a request that wasn't sent to any endpoint."""
         for each in self._observers:
             with _failures_logged():
                 each.refused(request, error)
 
 
 def describe_attempt(name: str, endpoint: object, request: Request) -> ObservedAttempt:
-    """Return what observers see of a request; facts that an endpoint doesn't have by their usual names are None."""
+    """Return a request as observers see it; facts that an endpoint doesn't provide under their usual names are None."""
     info = getattr(getattr(endpoint, "engine", None), "info", None)  # a model in this process
     kind: Kind = getattr(endpoint, "kind", "server")
     own = getattr(endpoint, "model", None) or getattr(info, "name", None)
@@ -173,14 +173,14 @@ def describe_attempt(name: str, endpoint: object, request: Request) -> ObservedA
 
 
 def _merged(headers: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
-    """Return both; names differ in case only are the same header, and the new one counts."""
+    """Merge two sets of headers; names that differ only in case are the same header, and the new value wins."""
     names = {name.lower() for name in more}
     return {name: value for name, value in headers.items() if name.lower() not in names} | dict(more)
 
 
 @contextmanager
 def _failures_logged() -> Iterator[None]:
-    """Log an observer's exception and go on: its defect must not cost a reader the answer."""
+    """Log an observer's exception and continue, because a defect in an observer must not cost a reader the answer."""
     try:
         yield
     except Exception:

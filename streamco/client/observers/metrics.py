@@ -1,7 +1,7 @@
-"""Figures of a client's answers for Prometheus, by ``prometheus_client``.
+"""Prometheus metrics of a client's answers, made with ``prometheus_client``.
 
 Each answer is counted once, from its final report. Names and units follow Prometheus' conventions: seconds, US
-dollars, ``_total`` for what only grows. The buckets are those of OpenTelemetry's GenAI conventions, so that both can be compared.
+dollars, ``_total`` for counters. The buckets follow OpenTelemetry's GenAI conventions, so that both can be compared.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ class AnswerMetrics:
     """The metrics of one client's answers; an observer for ``Client(observers=[...])``.
 
     Args:
-        registry: where they are registered; None: ``prometheus_client.REGISTRY``, which most exporters serve. One registry takes them once.
+        registry: where to register them, by default ``prometheus_client.REGISTRY``, which most exporters serve. A registry accepts them
+            only once.
 
     Raises:
-        ValueError: the registry has them already.
+        ValueError: the registry already has them.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -48,7 +49,7 @@ class AnswerMetrics:
         Gauge("streamco_build_info", "Version of streamco.", ["version"], registry=registry).labels(PACKAGE_VERSION).set(1)
 
     def watch(self, client: Client) -> None:
-        """Show a client's budget and failed endpoints as gauges, which are read when Prometheus asks."""
+        """Export a client's budget and failed endpoints as gauges, which are read when Prometheus scrapes them."""
         gauges: Mapping[tuple[str, str], Callable[[], float]] = {
             ("streamco_budget_limit", "Allowed share of prompt tokens at the constrained side."): lambda: _number(client.totals.budget),
             ("streamco_budget_share", "Realised share of prompt tokens there."): lambda: _number(client.totals.budget_share),
@@ -58,12 +59,12 @@ class AnswerMetrics:
             Gauge(name, text, registry=self.registry).set_function(function)
 
     def began(self, request: Request) -> _Observation:
-        """Count an answer as under way."""
+        """Count an answer as in progress."""
         self._present.inc()
         return _Observation(self._record)
 
     def refused(self, request: Request, error: Exception) -> None:
-        """Count a request that no endpoint was asked for."""
+        """Count a request that wasn't sent to any endpoint."""
         self._answers.refusals(describe_error(error)).inc()
 
     def _record(self, report: Report) -> None:
@@ -77,7 +78,7 @@ class AnswerMetrics:
 
 
 def _labelled(family: Family) -> Callable[..., Family]:
-    """Return the function that gives the family's metric with these label values; each is made once, and asked for by every answer."""
+    """Return a function that returns the family's metric for given label values, cached, because every answer needs it."""
     return cache(family.labels)
 
 
@@ -88,7 +89,7 @@ class _Observation:
         self._record = record
 
     def opened(self, attempt: ObservedAttempt) -> Mapping[str, str]:
-        """Return no headers: the report has what is counted."""
+        """Return no headers, and record nothing, because everything counted is in the report."""
         return {}
 
     def ended(self, report: Report) -> None:

@@ -1,12 +1,12 @@
-"""Spans of a client's answers for OpenTelemetry: one of the answer, and below it one of each request to an endpoint.
+"""OpenTelemetry spans of a client's answers: one for the answer, with one child span for each request to an endpoint.
 
-Names and attributes follow the GenAI semantic conventions; what they have no name for begins with ``streamco.``. The span of a request to
-a server is a CLIENT span. That of a model in this process is INTERNAL. The loser of a race is no error: its span has
-``streamco.outcome`` "lost" and no ``error.type``. No prompt and no text is in a span. But the reason of a dispatch and notes may quote,
-shortened, what keeps an endpoint from a request, such as a part of its JSON schema.
+Names and attributes follow the GenAI semantic conventions; attributes that these don't define begin with ``streamco.``. The span of a
+request to a server is a CLIENT span; for a model in this process it is INTERNAL. The loser of a race isn't an error: its span has
+``streamco.outcome`` "lost" and no ``error.type``. Spans contain no prompt and no text. But the reason for a dispatch and the notes may
+quote, shortened, what prevents an endpoint from serving a request, such as a part of its JSON schema.
 
-The answer's span continues the trace of the caller: the one that is current in the caller's task, or that of the request's
-``traceparent`` header. Servers get the ``traceparent`` of their own request's span.
+The answer's span continues the caller's trace: the current one in the caller's task, or the one in the request's ``traceparent`` header.
+Each server gets the ``traceparent`` of the span of its request.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streamco.endpoints.base import Kind, Request
 
 __all__ = ["AnswerSpans"]
 
-_PROVIDERS = {"azure": "azure.ai.openai", "mistral": "mistral_ai", "xai": "x_ai"}  # where the conventions have another name
+_PROVIDERS = {"azure": "azure.ai.openai", "mistral": "mistral_ai", "xai": "x_ai"}  # where the conventions use another name
 _NANOSECONDS = 1_000_000_000
 
 
@@ -37,7 +37,7 @@ class AnswerSpans:
     """An observer that makes spans, for ``Client(observers=[...])``.
 
     Args:
-        provider: makes the tracer; None: the global one, which the program or ``opentelemetry-instrument`` has set.
+        provider: the tracer provider, by default the global one, which the program or ``opentelemetry-instrument`` has set.
     """
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
@@ -48,7 +48,7 @@ class AnswerSpans:
         return _Observation(self._tracer, request, self._start(request))
 
     def refused(self, request: Request, error: Exception) -> None:
-        """Make the span of a request that no endpoint was asked for."""
+        """Make the span of a request that wasn't sent to any endpoint."""
         span = self._start(request)
         _set_error(span, describe_error(error))
         span.end()
@@ -76,8 +76,8 @@ class _Observation:
         self._span = span
         self._began = time.time_ns()
         self._context = trace.set_span_in_context(span)
-        self._open: defaultdict[str, list[Span]] = defaultdict(list)  # by endpoint, in the order of their start
-        self._kinds: dict[str, Kind] = {}  # of these endpoints
+        self._open: defaultdict[str, list[Span]] = defaultdict(list)  # by endpoint, in the order in which they started
+        self._kinds: dict[str, Kind] = {}  # kinds of these endpoints
 
     def opened(self, attempt: ObservedAttempt) -> Mapping[str, str]:
         """Start the span of a request; return the headers that let the server continue the trace."""
@@ -105,9 +105,9 @@ class _Observation:
         self._span.end(self._began + round(report.duration * _NANOSECONDS))
 
     def _take(self, part: EndpointReport, report: Report) -> Span | None:
-        """Return the span that belongs to a part of the report; None: none was started for it.
+        """Return the span that belongs to a part of the report, or None if no span was started for it.
 
-        A speculated answer can move from one verifier to another. The report has the last one, and the span that of the first.
+        A speculated answer can move from one verifier to another. The report then has the last verifier, and the span the first.
         """
         if waiting := self._open[part.name]:
             return waiting.pop(0)
@@ -140,13 +140,13 @@ def _operation(request: Request) -> str:
 
 
 def _caller(request: Request) -> Context | None:
-    """Return the context that the caller named in the request's headers; None: that of the current task."""
+    """Return the context from the request's headers, or None to use the current task's context."""
     headers = {name.lower(): value for name, value in request.headers.items()}
     return propagate.extract(headers) if "traceparent" in headers else None
 
 
 def _settings(request: Request) -> dict[str, AttributeValue]:
-    """Return the request's settings by the names of the conventions."""
+    """Return the request's settings under the names of the conventions."""
     sampling = request.sampling
     found: dict[str, AttributeValue | None] = {
         "gen_ai.request.max_tokens": sampling.max_tokens,
@@ -160,7 +160,7 @@ def _settings(request: Request) -> dict[str, AttributeValue]:
 
 
 def _facts(attempt: ObservedAttempt) -> dict[str, AttributeValue]:
-    """Return what is known of the endpoint."""
+    """Return what is known about the endpoint."""
     found: dict[str, AttributeValue] = {}
     if attempt.model is not None:
         found["gen_ai.request.model"] = attempt.model
@@ -241,7 +241,7 @@ def _add_hand_over(span: Span, change: HandOver, began: int) -> None:
 
 
 def _set_error(span: Span, kind: str) -> None:
-    """Mark a span as failed; ``kind`` is an error's class with its status, of which the conventions want the status."""
+    """Mark a span as failed; ``kind`` is an error's class with its status. The conventions ask for the status."""
     last = kind.rpartition(" ")[2]
     span.set_attribute("error.type", last if last.isdigit() else kind)
     span.set_status(Status(StatusCode.ERROR))

@@ -1,11 +1,11 @@
-"""Remaining length of an answer in tokens, learned over a sliding window (l_remaining of DiSCo equation 5).
+"""The remaining length of an answer in tokens, learned over a sliding window (l_remaining of DiSCo equation 5).
 
 Answers that the reader, a failure or ``max_tokens`` cut off are *right-censored*: they would have become longer. If they were dropped, or
-taken as they are, answers would look shorter than they are, and long ones most. So the curve is estimated by the product-limit method
+taken as they are, answers would look shorter than they are, long ones most of all. So the curve is estimated by the product-limit method
 (``core.race.estimators``). The method needs cut-offs that are independent of the length the answer would have had.
 
-A prior takes part as a number of further answers, spread as the prior has it. It hardly counts at lengths that many answers of this client
-have reached, and beyond the longest of them it decides alone. Two curves are not made separately and then mixed: samples that were nearly
+A prior counts as a number of additional answers, distributed like the prior. It hardly counts at lengths that many answers of this client
+have reached, and beyond the longest of them it decides alone. It would be wrong to make two curves and mix them: samples that were nearly
 all cut off early would count as much for the tail as samples that were seen to their end.
 """
 
@@ -48,18 +48,19 @@ QUANTILES = (
     (0.999, 939),
     (0.9995, 1000),
 )
-"""Share of answers, tokens. Made by ``bench/data/make_answer_lengths.py`` from 13,828 answers of a conversation service, cut at 1000.
+"""Pairs of a share of answers and a length in tokens. Made by ``bench/data/make_answer_lengths.py`` from 13,828 answers of a conversation
+service, cut at 1000.
 
 Source: github.com/Azure/AzurePublicDataset, AzureLLMInferenceTrace_conv, commit b469a113, November 2023, CC-BY 4.0 (Patel et al.,
 "Splitwise: Efficient Generative LLM Inference Using Phase Splitting", ISCA 2024).
 """
 
 _POINTS = 8  # equally likely lengths between two quantiles
-_TAIL_STEPS = 20  # half an octave each: to a million tokens
+_TAIL_STEPS = 20  # half an octave each, up to a million tokens
 
 
 def _typical() -> RemainingLength:
-    """Return the curve through the quantiles, linear between them, and a Pareto tail of index 2 from where the trace was cut."""
+    """Return the curve through the quantiles, interpolated linearly, with a Pareto tail of index 2 from where the trace was cut."""
     weights: dict[int, float] = {}
     for (share, tokens), (next_share, next_tokens) in pairwise(QUANTILES):
         for point in range(_POINTS):
@@ -77,11 +78,11 @@ TYPICAL = _typical()
 
 
 class AnswerLengths:
-    """The estimate of remaining answer lengths from the latest answers, with those that were cut off.
+    """Estimates remaining answer lengths from the latest answers, including those that were cut off.
 
     Args:
         window: number of answers kept.
-        prior: curve that was known before; None: ``TYPICAL``.
+        prior: the curve known before; None for ``TYPICAL``.
         prior_weight: number of answers that the prior is worth.
     """
 
@@ -99,7 +100,7 @@ class AnswerLengths:
         """Add the length of an answer. If ``is_censored``, the answer was cut off there.
 
         Raises:
-            UsageError: a length below zero.
+            UsageError: the length is below zero.
         """
         if tokens < 0:
             raise UsageError(f"answer length: expected tokens >= 0, got {tokens!r}")
@@ -114,7 +115,7 @@ class AnswerLengths:
         return self._estimate
 
     def remaining(self, position: float, *, limit: float | None = None) -> float:
-        """Return the expected tokens after ``position``, if the answer goes on there; ``limit``: no answer gets longer (``max_tokens``)."""
+        """Return the expected tokens after ``position``, if the answer continues there. ``limit``: longest answer (``max_tokens``)."""
         return self.estimate().expected(position, limit)
 
     def _make(self) -> RemainingLength:
@@ -131,6 +132,6 @@ class AnswerLengths:
             tokens, was_censored, weights = tokens[has_weight], was_censored[has_weight], weights[has_weight]
         lengths, survival = product_limit(tokens, was_censored, weights)
         longest = tokens.max()
-        if not lengths.size or longest > lengths[-1]:  # the longest were all cut off: no end was seen beyond
+        if not lengths.size or longest > lengths[-1]:  # the longest were all cut off, so no end was seen beyond
             lengths, survival = np.append(lengths, longest), np.append(survival, survival[-1:] if survival.size else 1.0)
         return RemainingLength(tuple(lengths.astype(np.int64).tolist()), tuple(survival.tolist()))

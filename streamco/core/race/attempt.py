@@ -2,14 +2,14 @@
 
 The life of an attempt::
 
-    waiting ──▶ open ──▶ won ──▶ ended | failed | lost   (lost: the answer migrated, another attempt makes its rest)
+    waiting ──▶ open ──▶ won ──▶ ended | failed | lost   (lost: the answer migrated, another attempt generates the rest)
        │          ├────▶ lost ──▶ cancelled              (another attempt had the first content token)
        │          └────▶ failed
        └─────▶ spared                                    (never opened)
 
-    preparing ──▶ prepared | failed | cancelled          (it reads ahead, to take over later)
+    preparing ──▶ prepared | failed | cancelled          (it reads in advance, to take over later)
 
-An endpoint that takes over or reads ahead gets a new attempt; the one before stays as it was, for the report.
+An endpoint that takes over or reads in advance gets a new attempt; its former one stays as it was, for the report.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Attempt", "AttemptState", "AttemptPlan", "ReadAhead", "has_said"]
 
 
 def has_said(delta: ChoiceDelta) -> bool:
-    """Return True if a delta has a part of the answer itself, beside blanks and thinking."""
+    """Return True if a delta contains a part of the answer itself, not only whitespace and reasoning."""
     return bool((delta.content or "").strip() or delta.tool_calls or delta.refusal or delta.function_call is not None)
 
 
@@ -39,10 +39,10 @@ class AttemptPlan(Struct, frozen=True):
 
     Args:
         source: the endpoint's name.
-        wait: seconds after the request; None: only if the others fail.
+        wait: seconds after the request; None to start only if the others fail.
         continues: the endpoint can continue an answer that another one has begun.
-        vocabulary: fingerprint of the endpoint's tokenizer; None: not known.
-        is_unknown: what the endpoint can do is being found out; ``continues`` is only what is certain.
+        vocabulary: fingerprint of the endpoint's tokenizer; None if not known.
+        is_unknown: it is still being found out what the endpoint can do; ``continues`` is True only if that is certain.
     """
 
     source: str
@@ -53,7 +53,7 @@ class AttemptPlan(Struct, frozen=True):
 
 
 class AttemptState(Enum):
-    """The states of an attempt; the arrows between them are in the module's head."""
+    """The states of an attempt; the module's docstring shows the transitions."""
 
     WAITING = auto()
     OPEN = auto()
@@ -68,11 +68,11 @@ class AttemptState(Enum):
 
 
 class ReadAhead(Struct, frozen=True, gc=False):
-    """What an attempt reads before it may be needed.
+    """What an attempt reads in advance, in case it is needed.
 
     Args:
-        position: tokens of the answer that it reads, from the beginning on.
-        unread: tokens of prompt and answer among them that the endpoint had not read before.
+        position: number of tokens of the answer that it reads, from the beginning.
+        unread: how many tokens of the prompt and of these the endpoint had not read before.
     """
 
     position: int
@@ -82,14 +82,14 @@ class ReadAhead(Struct, frozen=True, gc=False):
 _LIVE = (AttemptState.OPEN, AttemptState.WON, AttemptState.LOST, AttemptState.PREPARING)
 _OUT = (AttemptState.FAILED, AttemptState.WON)
 
-_RATE_TOKENS = 32  # the rate is taken from these first tokens: later a paced reader may hold the endpoint back
+_RATE_TOKENS = 32  # the rate is measured over these first tokens, because later a paced reader may hold the endpoint back
 _MIN_RATE_TOKENS = 4
 
 
 class _EarlyTokens(Struct, gc=False):
-    """The first tokens of an attempt, which its rate is taken from."""
+    """The first tokens of an attempt, over which its rate is measured."""
 
-    first: int  # tokens that came together with the very first one: a burst says nothing about the rate
+    first: int  # tokens that came together with the very first one; a burst says nothing about the rate
     first_at: float
     last: int
     last_at: float
@@ -114,26 +114,26 @@ class Attempt:
         self.first_token: float | None = None
         self.stopped: float | None = None
         self.tokens = 0
-        self.late = 0  # tokens among these that came when they were not used any more
+        self.late = 0  # tokens among these that came when they were no longer used
         self.has_won = False
         self.takeover_position: int | None = None  # tokens of the answer before the first one of this attempt
-        self.kept: int | None = None  # tokens of the answer that the endpoint has read ahead, after the whole prompt; None: nothing
+        self.kept: int | None = None  # answer tokens that the endpoint read in advance, after the prompt; None if none
         self.restart_filter: RestartFilter | None = None  # set while a restarted answer still repeats what the reader has
         self.is_restart = False  # the endpoint was asked for the whole answer, not for its rest
-        self.read_ahead: ReadAhead | None = None  # set if the attempt reads ahead and does not write
-        self.is_stopping = False  # its cancel was commanded and has not taken effect: until then the endpoint takes nothing new
+        self.read_ahead: ReadAhead | None = None  # set if the attempt reads in advance and doesn't write
+        self.is_stopping = False  # its cancel was commanded and has not taken effect; until then the endpoint accepts nothing new
         self.finish_reason: str | None = None
         self.usage: CompletionUsage | None = None
         self.error: EndpointError | None = None
-        self.setback: EndpointError | None = None  # a failure after which the endpoint asked its server again
+        self.setback: EndpointError | None = None  # a failure after which the endpoint retried its server
         self.held: list[ChatCompletionChunk] = []  # chunks without content from before the race was decided
         self.confidence = ConfidenceMeter()
-        self.thinks: bool | None = None  # the answer began with a model's thinking; None: it hasn't begun
+        self.thinks: bool | None = None  # the answer began with a model's thinking; None if it hasn't begun
         self._early: _EarlyTokens | None = None
-        self._is_rated = False  # later tokens say nothing about the rate
+        self._is_rated = False  # if True, later tokens don't change the rate
 
     def learn(self, *, continues: bool, vocabulary: str | None) -> None:
-        """Record what the endpoint can do; nothing more is found out."""
+        """Record what the endpoint can do, once that has been found out."""
         self.plan = replace(self.plan, continues=continues, vocabulary=vocabulary, is_unknown=False)
 
     # The next attempt of the same endpoint
@@ -151,7 +151,7 @@ class Attempt:
         return attempt
 
     def prepare(self, opened: float, read_ahead: ReadAhead) -> Attempt:
-        """Return the endpoint's next attempt, which reads ahead."""
+        """Return the endpoint's next attempt, which reads in advance."""
         attempt = Attempt(self.plan)
         attempt.state, attempt.opened, attempt.kept, attempt.read_ahead = AttemptState.PREPARING, opened, self.kept, read_ahead
         return attempt
@@ -167,7 +167,7 @@ class Attempt:
         self.state, self.has_won = AttemptState.WON, True
 
     def win_after_end(self) -> None:
-        """Record that the race's result is this answer, which has ended already. The attempt's state stays ended."""
+        """Record that this answer, which has already ended, wins the race. The attempt's state stays ended."""
         self.has_won = True
 
     def spare(self) -> None:
@@ -183,7 +183,7 @@ class Attempt:
         self.state, self.stopped, self.finish_reason, self.usage, self.setback = AttemptState.ENDED, at, finish_reason, usage, None
 
     def finish_reading(self) -> ReadAhead:
-        """Record that the endpoint has read ahead all that it was asked to, and return that."""
+        """Record that the endpoint has read everything that it was asked to read in advance, and return that."""
         assert self.read_ahead is not None, "an attempt that prepares reads ahead"
         self.state, self.kept = AttemptState.PREPARED, self.read_ahead.position
         return self.read_ahead
@@ -194,11 +194,11 @@ class Attempt:
 
     @property
     def trouble(self) -> EndpointError | None:
-        """The error that it failed with, or for which it gave no token so far."""
+        """The error with which it failed, or because of which it has given no token so far."""
         return self.setback if self.error is None and self.first_token is None else self.error
 
     def request_stop(self) -> bool:
-        """Return True if the cancel must be commanded now; False: it was commanded before."""
+        """Return True if the cancel must be commanded now, or False if it was commanded before."""
         was_stopping, self.is_stopping = self.is_stopping, True
         return not was_stopping
 
@@ -211,7 +211,7 @@ class Attempt:
     # Tokens
 
     def count(self, tokens: int, at: float, confidences: Sequence[TokenConfidence] = ()) -> None:
-        """Record content tokens that came ``at`` (seconds since the request), and how sure of them the model was, if that is known."""
+        """Record content tokens that came ``at`` (seconds since the request), and how sure the model was of them, if known."""
         self.tokens += tokens
         self.confidence.record(confidences)
         if self.first_token is None:
@@ -220,7 +220,7 @@ class Attempt:
             self._early.last, self._early.last_at = self.tokens, at
 
     def end_rating(self) -> None:
-        """Take the rate from the tokens so far alone, because the endpoint pauses."""
+        """Measure the rate only over the tokens so far, because the endpoint pauses."""
         self._is_rated = True
 
     def count_late(self, tokens: int) -> None:
@@ -237,12 +237,12 @@ class Attempt:
                 self.thinks = True
 
     def take_held(self) -> list[ChatCompletionChunk]:
-        """Return the chunks that were kept, once."""
+        """Return the chunks that were kept, and keep them no longer."""
         held, self.held = self.held, []
         return held
 
     def drop_repeated(self, event: TokensReceived) -> TokensReceived | Diverged | None:
-        """Return the new part of an event; ``Diverged``: the restarted answer is another one; None: nothing is new yet."""
+        """Return the new part of an event, ``Diverged`` if the restarted answer is a different one, or None if nothing is new yet."""
         if self.restart_filter is None:
             return event
         new = self.restart_filter.feed(event)
@@ -258,12 +258,12 @@ class Attempt:
 
     @property
     def rate(self) -> float | None:
-        """Tokens per second at the beginning of the attempt; None: too few tokens."""
+        """Tokens per second at the beginning of the attempt; None if there are too few tokens."""
         return None if self._early is None else self._early.rate()
 
     @property
     def ttft(self) -> float | None:
-        """Seconds from opening to the first content token; None: that token has not come."""
+        """Seconds from opening to the first content token, or None if that token has not come."""
         return None if self.first_token is None or self.opened is None else self.first_token - self.opened
 
     @property
@@ -277,12 +277,12 @@ class Attempt:
 
     @property
     def can_take_over(self) -> bool:
-        """True if the endpoint may still continue the answer: no endpoint does so twice, nor after an empty answer."""
+        """True if the endpoint may still continue the answer, which no endpoint does twice or after an empty answer."""
         return self.plan.continues and self._is_left
 
     @property
     def may_take_over(self) -> bool:
-        """True if it is being found out whether the endpoint can continue an answer, and it could still be asked to."""
+        """True if it isn't known yet whether the endpoint can continue an answer, and it could still be asked to."""
         return self.plan.is_unknown and not self.plan.continues and self._is_left
 
     @property
@@ -298,7 +298,7 @@ class Attempt:
 
     @property
     def is_last_resort(self) -> bool:
-        """True if only a failed read-ahead speaks against the endpoint."""
+        """True if the only thing against the endpoint is that reading in advance failed."""
         return self.plan.continues and self.read_ahead is not None and self.state is AttemptState.FAILED
 
     @property
@@ -308,7 +308,7 @@ class Attempt:
 
     @property
     def may_begin(self) -> bool:
-        """True if it works, or starts when its wait is over."""
+        """True if it is working, or will start when its wait is over."""
         return self.is_live or (self.state is AttemptState.WAITING and self.plan.wait is not None)
 
     @property

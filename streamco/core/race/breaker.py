@@ -1,7 +1,7 @@
-"""Endpoints that have failed are left alone for a while: others are asked first, and one answer at a time tries them again.
+"""Endpoints that have failed rest for a while: others are asked first, and one answer at a time tries them again.
 
-This is a circuit breaker: ``failures`` opens it, the rest's end half-opens it, an answer closes it. Resting is no refusal: an endpoint that
-rests is asked if no other one can answer.
+This is a circuit breaker: failures open it, the end of the rest half-opens it, an answer closes it. Resting doesn't mean refusing: an
+endpoint that rests is asked if no other one can answer.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from streamco.errors import (
 
 __all__ = ["Breaker", "rests_after"]
 
-_FIRST = 1.0  # seconds of rest after the first failure in a row; twice as many after each further one
+_FIRST = 1.0  # seconds of rest after the first failure in a row, doubled after each further one
 _LONGEST = 30.0
-_LONGEST_ASKED = 300.0  # seconds that a server may ask for by Retry-After
+_LONGEST_ASKED = 300.0  # longest rest in seconds that a server may request with Retry-After
 _BUSY = frozenset({408, 409, 425, 429})
 
 
 def rests_after(error: EndpointError) -> bool:
-    """Return True if an endpoint that failed so is likely to fail the next answer as well: it is out of reach, silent, busy or broken.
+    """Return True if an endpoint that failed with this error will probably fail again: it is unreachable, silent, busy or broken.
 
-    What it says about one request (other 4xx) or one model's run (an engine's error) says nothing about the next answer, nor do the limits
-    and mistakes of one caller. What is configuration fails the next answers, too, but they must say so.
+    Errors about one request (other 4xx), one model's run (an engine's error), or one caller's limits and mistakes say nothing about the
+    next answer. Configuration errors do fail the next answers, too, but those must report them.
     """
     match error:
         case EngineError():
@@ -45,12 +45,12 @@ def rests_after(error: EndpointError) -> bool:
 
 @dataclass
 class Breaker:
-    """Whether one endpoint rests, because it has failed. Times are seconds of any one clock.
+    """Tells whether one endpoint rests because it has failed. Times are seconds on any one clock.
 
     Attributes:
         failures: failures in a row.
         until: when the rest ends; then one answer tries the endpoint.
-        kind: what happened last, in short.
+        kind: what happened last, in a few words.
         failed: when that was.
         is_tried: an answer is trying it after its rest.
     """
@@ -62,7 +62,7 @@ class Breaker:
     is_tried: bool = False
 
     def is_resting(self, *, now: float) -> bool:
-        """Return True if others are to be asked first."""
+        """Return True if others should be asked first."""
         return self.failures > 0 and (now < self.until or self.is_tried)
 
     def begin(self, *, now: float) -> bool:
@@ -72,7 +72,7 @@ class Breaker:
         return is_trial
 
     def end_trial(self) -> None:
-        """Record that the answer that tried it is not at it any more."""
+        """Record that the answer that was trying it has stopped doing so."""
         self.is_tried = False
 
     def record_failure(self, error: EndpointError, kind: str, *, now: float) -> None:
@@ -84,5 +84,5 @@ class Breaker:
         self.kind, self.failed, self.until = kind, now, max(self.until, now + rest)
 
     def record_answer(self) -> None:
-        """Record that the endpoint answers what it was asked after its last failure."""
+        """Record that the endpoint answers a request that it got after its last failure."""
         self.failures, self.until, self.is_tried = 0, 0.0, False

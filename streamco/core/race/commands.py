@@ -1,4 +1,4 @@
-"""Commands of the race machine, in the imperative: its driver carries them out in order."""
+"""Commands of the race machine, which its driver carries out in order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ += ["PauseStream", "PrepareStream", "ResumeStream"]
 
 
 LATE = "late"
-"""The reason of a cancel: the reader had waited for long enough."""
+"""The reason for a cancel: the reader had waited long enough."""
 
 
 class OpenStream(Struct, frozen=True):
@@ -31,7 +31,7 @@ class ContinueStream(Struct, frozen=True):
 
 
 class PrepareStream(Struct, frozen=True):
-    """Have this endpoint read the request and the beginning of the answer ahead; ``StreamEnded`` reports that it has."""
+    """Have this endpoint process the request and the beginning of the answer in advance; ``StreamEnded`` reports that it is done."""
 
     source: str
     partial: Partial
@@ -51,13 +51,13 @@ class CancelStream(Struct, frozen=True):
 
 
 class PauseStream(Struct, frozen=True):
-    """Let this endpoint stop where it is, and keep what it has: it may have to go on."""
+    """Let this endpoint stop where it is and keep what it has, because it may have to continue."""
 
     source: str
 
 
 class ResumeStream(Struct, frozen=True):
-    """Let this endpoint, which was paused, go on."""
+    """Let this endpoint, which was paused, continue."""
 
     source: str
 

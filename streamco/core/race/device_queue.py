@@ -1,7 +1,7 @@
-"""How long a new answer would wait for its first token at a device that has others before it.
+"""Estimates how long a new answer would wait for its first token at a device that has others to finish first.
 
-The device reads prompts one after another, and makes a fixed number of answers at a time. The estimate is deliberately coarse, because it
-decides one thing: whether an answer would come more than a second later than the server's, because of those before it.
+The device reads prompts one after another, and generates a fixed number of answers at a time. The estimate is deliberately coarse, because
+it decides one thing: whether an answer would come more than a second later than the server's because of the answers before it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from msgspec import Struct
 
 __all__ = ["DeviceQueue"]
 
-_LONG = 64  # tokens of a prompt whose time is nearly all reading
+_LONG = 64  # tokens of a prompt long enough that nearly all its time is spent reading
 _SHORT_S = 0.1  # seconds to the first token after a shorter prompt, before any was measured
-_TOKEN_S = 0.005  # seconds a token of a longer one, before any was measured
+_TOKEN_S = 0.005  # seconds per token of a longer one, before any was measured
 _ANSWER_S = 5.0  # seconds from an answer's first token to its end, before any was measured
 _SERVER_S = 1.0  # seconds to a server's first token, before any was measured
 _WEIGHT = 0.3  # of the newest measurement
@@ -26,20 +26,20 @@ _SERVER_SAMPLES = 16
 class _Answer(Struct, gc=False):
     tokens: int
     began: float
-    is_measured: bool  # its times say how fast the device is
+    is_measured: bool  # its times show how fast the device is
     first_token: float | None = None
 
 
 class DeviceQueue:
-    """The answers at a device, and what is known of its times. Times are seconds of any one clock.
+    """The answers at a device, and what is known about its times. Times are seconds on any one clock.
 
     Args:
-        places: answers that it makes at a time; None: not known.
+        places: how many answers it generates at a time; None if not known.
     """
 
     def __init__(self, places: int | None = None) -> None:
         self.places = places
-        self._answers: dict[Hashable, _Answer] = {}  # in the order of their begin
+        self._answers: dict[Hashable, _Answer] = {}  # in the order in which they began
         self._short_s: float | None = None
         self._token_s: float | None = None
         self._answer_s: float | None = None
@@ -49,11 +49,11 @@ class DeviceQueue:
         return len(self._answers)
 
     def begin(self, key: Hashable, tokens: int, *, now: float, is_whole: bool = True) -> None:
-        """Record that the device is asked for an answer to a prompt of ``tokens``; ``is_whole``: it isn't the rest of another's answer."""
+        """Record that the device is asked to answer a prompt of ``tokens``. ``is_whole``: it isn't the rest of another's answer."""
         self._answers[key] = _Answer(max(1, tokens), now, is_whole and not self._answers)
 
     def begin_again(self, key: Hashable, *, now: float) -> None:
-        """Record that the device is asked again after a failure: its times say nothing then."""
+        """Record that the device is asked again after a failure, so that its times don't count."""
         if (answer := self._answers.get(key)) is not None:
             answer.began, answer.is_measured = now, False
 
@@ -69,7 +69,7 @@ class DeviceQueue:
             self._token_s = _newer(self._token_s, (now - answer.began) / answer.tokens)
 
     def end(self, key: Hashable, *, now: float, is_complete: bool) -> None:
-        """Record that an answer's place is free again; ``is_complete``: it was written to its end."""
+        """Record that an answer's place is free again; ``is_complete``: it was written to the end."""
         answer = self._answers.pop(key, None)
         if answer is not None and is_complete and answer.first_token is not None:
             self._answer_s = _newer(self._answer_s, now - answer.first_token)
@@ -79,18 +79,18 @@ class DeviceQueue:
         self._server.append(seconds)
 
     def delay(self, tokens: int, *, now: float) -> float:
-        """Return by how much later than the server's an answer of the device would begin, because of those before it.
+        """Return how many seconds later than the server's the device's answer would begin because of the answers before it.
 
         Args:
             tokens: length of its prompt.
-            now: the present.
+            now: the present time.
         """
         wait = self.wait(now=now)
         server = median(self._server) if self._server else _SERVER_S
         return min(wait, wait + self._reading(tokens) - server)
 
     def wait(self, *, now: float) -> float:
-        """Return about how long the device is busy before it comes to a new prompt; 0: a place is free, and it has read all others."""
+        """Return about how long the device stays busy before it gets to a new prompt; 0 if a place is free and it has read all others."""
         unread = [each for each in self._answers.values() if each.first_token is None]
         reading = sum(self._reading(each.tokens) for each in unread)
         oldest = max((now - each.began for each in unread), default=0.0)

@@ -1,9 +1,9 @@
-"""Estimators over sliding windows of one user's requests.
+"""Estimators of times and lengths over sliding windows of one user's requests.
 
 A server's time to first token is *right-censored* whenever the device won and the server was cancelled: all that is known is that it
 would have taken longer. If those samples were dropped, or taken as they are, the server would look faster than it is. So the
 distribution is estimated by the product-limit method (Kaplan and Meier 1958). The method needs censoring that is independent of the time
-itself. That holds here: when the device answers depends on the prompt's length, and the server's time hardly does (DiSCo section 3).
+itself. That holds here: the device's time depends on the prompt's length, and the server's hardly does (DiSCo section 3).
 
 Device times are a line through noise with outliers (another program took the CPU, the model was loaded). Its slope is the median of the
 slopes between all pairs of samples (Theil 1950, Sen 1968), which up to 29 % of outliers can't move far.
@@ -39,22 +39,22 @@ __all__ = [
 ]
 
 _TAIL_STEPS = 8
-_SPREAD = 1.5  # longest over shortest prompt, for a line
-_CHANGED, _CHANGE, _BEFORE = 4, 2.0, 8  # samples in a row of another time, each by this factor; samples before them
-_OWN_EVENTS = 20  # after so many samples of one's own nothing that a server tells counts
+_SPREAD = 1.5  # least ratio of longest to shortest prompt for a line
+_CHANGED, _CHANGE, _BEFORE = 4, 2.0, 8  # samples in a row that differ, each by this factor; samples before them
+_OWN_EVENTS = 20  # after so many own samples, the times that a server reports no longer count
 _BURST_TOKENS = 16  # fewer tokens may come in one network read
-_BURST_SHARE = 0.02  # of the time before them: a server that decodes needs a larger share for its answer
+_BURST_SHARE = 0.02  # of the time before them; a server that really decodes takes a larger share for its answer
 
 
 class ProductLimit:
     """The server's time-to-first-token distribution from its latest samples, censored ones included.
 
-    Up to the last uncensored sample the curve is the product-limit estimate. Nothing is known beyond it, so the mass that is left follows
+    Up to the last uncensored sample the curve is the product-limit estimate. Nothing is known beyond it, so the remaining mass follows
     the prior's tail: its survival from there on, scaled to meet the curve. Without a prior it follows a Pareto tail of index 2 from the
-    longest time that was waited. A prior also counts as a number of samples in the body.
+    longest time waited. A prior also counts as a number of samples in the body.
 
-    Times that the server tells of itself count as uncensored samples until there are uncensored ones of one's own: two of these displace
-    one of ten that were told.
+    Times that the server reports itself count as uncensored samples until own uncensored ones replace them: two of these displace one of
+    ten reported ones.
 
     Args:
         window: number of samples kept.
@@ -72,7 +72,7 @@ class ProductLimit:
         return len(self._seconds)
 
     def observe(self, seconds: float, *, is_censored: bool = False) -> None:
-        """Add a sample: the time to the first token, or, censored, a time within which it had not come."""
+        """Add a sample: the time to the first token or, if censored, a time within which it had not come."""
         if len(self._seconds) == self._seconds.maxlen:
             self.events -= not self._is_censored[0]
         self._seconds.append(seconds)
@@ -80,19 +80,19 @@ class ProductLimit:
         self.events += not is_censored
 
     def tell(self, seconds: Sequence[float]) -> None:
-        """Take the times that the server tells of itself, in place of those that it told before."""
+        """Take the times that the server reports itself, replacing those it reported before."""
         self._told = sorted(seconds)
 
     @property
     def told(self) -> Sequence[float]:
-        """The times that the server has told, as far as they still count."""
+        """The times that the server has reported, as far as they still count."""
         count = -(-len(self._told) * max(0, _OWN_EVENTS - self.events) // _OWN_EVENTS)
         return equally_likely(self._told, count)
 
     def estimate(self, prior: TTFTDistribution | None = None, *, with_told: bool = True) -> TTFTDistribution | None:
-        """Return the distribution now; the prior itself if no sample is uncensored, None: there is neither.
+        """Return the distribution now, the prior itself if no sample is uncensored, or None if there is neither.
 
-        ``with_told``: times that the server has told count; False: only those that were measured.
+        ``with_told``: if True, times that the server has reported count; if False, only measured ones do.
         """
         told = self.told if with_told else ()
         if not self.events and not told:
@@ -106,9 +106,9 @@ class ProductLimit:
 
 
 def has_changed(samples: Sequence[float]) -> bool:
-    """Return True if the last four samples are of another time than those before: twice or half their median, and beyond nine tenths.
+    """Return True if the last four samples differ from those before: twice or half their median, and beyond nine tenths of them.
 
-    Of unchanged times one sample in 10,000 looks so, or fewer.
+    With unchanged times, at most one sample in 10,000 looks changed.
     """
     before, latest = sorted(samples[:-_CHANGED]), samples[-_CHANGED:]
     if len(before) < _BEFORE:
@@ -119,10 +119,10 @@ def has_changed(samples: Sequence[float]) -> bool:
 
 
 class RecentTimes:
-    """The server's time to first token now, for forecasts that are compared with others: from few samples, and from the last ones alone if
+    """The server's present time to first token, for forecasts that are compared: estimated from few samples, and from only the last ones if
     it has changed.
 
-    Times of answers that a proxy held back count, because readers wait for them, if there are no others.
+    If there are no others, times of answers that a proxy held back count too, because readers wait for them.
 
     Args:
         window: number of samples.
@@ -131,7 +131,7 @@ class RecentTimes:
 
     def __init__(self, window: int = 64, prior_weight: float = 20.0) -> None:
         self._samples: deque[tuple[float, bool]] = deque(maxlen=window)  # seconds, censored
-        self._new: deque[tuple[float, bool]] = deque(maxlen=window)  # not looked at before an estimate is asked for
+        self._new: deque[tuple[float, bool]] = deque(maxlen=window)  # not looked at before an estimate is requested
         self._bursts: deque[float] = deque(maxlen=window)
         self._prior_weight = prior_weight
         self._has_changed = False
@@ -151,11 +151,11 @@ class RecentTimes:
             self._has_changed = True
 
     def estimate(self, prior: TTFTDistribution | None, told: Sequence[float]) -> TTFTDistribution | None:
-        """Return the distribution now; None: nothing is known.
+        """Return the distribution now, or None if nothing is known.
 
         Args:
-            prior: what was known before, until the times have changed; None: nothing.
-            told: times that the server has told.
+            prior: the distribution known before, used until the times have changed; may be None.
+            told: times that the server has reported.
         """
         while self._new:
             self._take(*self._new.popleft())
@@ -168,7 +168,7 @@ class RecentTimes:
 
 
 class RecentSpeed:
-    """The device's speed now, for the same forecasts: from the last samples alone if it has changed.
+    """The device's present speed, for the same forecasts; estimated from only the last samples if it has changed.
 
     Args:
         window: number of samples.
@@ -176,7 +176,7 @@ class RecentSpeed:
 
     def __init__(self, window: int = 64) -> None:
         self._samples: deque[tuple[int, float]] = deque(maxlen=window)  # tokens, seconds
-        self._new: deque[tuple[int, float]] = deque(maxlen=window)  # not looked at before an estimate is asked for
+        self._new: deque[tuple[int, float]] = deque(maxlen=window)  # not looked at before an estimate is requested
         self._has_changed = False
 
     def observe(self, tokens: int, seconds: float) -> None:
@@ -194,7 +194,7 @@ class RecentSpeed:
             self._has_changed = True
 
     def estimate(self, prior: DeviceSpeed | None) -> DeviceSpeed | None:
-        """Return the line now; None: nothing is known. ``prior``: what was known before, of which a change leaves the rate of decoding."""
+        """Return the line now; None if nothing is known. ``prior``: the line known before; after a change only its decode rate counts."""
         while self._new:
             self._take(*self._new.popleft())
         found = self._fit(self._samples).estimate(None if self._has_changed else prior)
@@ -209,13 +209,13 @@ class RecentSpeed:
 
 
 class DeviceFit:
-    """The device's line k l + c from its latest samples.
+    """Fits the device's line k l + c to its latest samples.
 
     Fewer than ``min_samples`` samples, or samples of about one length, don't determine two numbers. Then the prior's line is scaled by the
     median ratio, or without a prior the line goes through the origin.
 
     Args:
-        window: number of samples kept; the fit takes time quadratic in it (128: 0.3 ms).
+        window: number of samples kept; the fit takes time quadratic in it (0.3 ms for 128).
         min_samples: samples needed for a line without the prior.
     """
 
@@ -238,7 +238,7 @@ class DeviceFit:
         self._seconds.append(seconds)
 
     def estimate(self, prior: DeviceSpeed | None = None) -> DeviceSpeed | None:
-        """Return the line now, with the samples' jitter around it; the prior if there are no samples, None: there is neither."""
+        """Return the line now with the samples' jitter around it, the prior if there are no samples, or None if there is neither."""
         if not self._tokens:
             return prior
         tokens, seconds = np.array(self._tokens, dtype=np.float64), np.array(self._seconds)
@@ -274,7 +274,7 @@ class LengthWindow:
         self._lengths.append(max(1, tokens))
 
     def estimate(self, prior: LengthDistribution | None = None, prior_weight: float = 20.0) -> LengthDistribution | None:
-        """Return the distribution now, in which the prior counts as ``prior_weight`` prompts; None: there is neither."""
+        """Return the distribution now, in which the prior counts as ``prior_weight`` prompts, or None if there is neither."""
         if not self._lengths:
             return prior
         seen = LengthDistribution.from_samples(np.array(self._lengths))
@@ -286,7 +286,7 @@ class LengthWindow:
 
 
 def is_burst(tokens: int, ttft: float, spread: float) -> bool:
-    """Return True if an answer was held back by a proxy and came in one piece, so that its times don't show the server's speed.
+    """Return True if a proxy held an answer back and sent it in one piece, so that its times don't show the server's speed.
 
     Args:
         tokens: length of the answer.
@@ -297,12 +297,12 @@ def is_burst(tokens: int, ttft: float, spread: float) -> bool:
 
 
 def product_limit(values: Floats, was_censored: NDArray[np.bool_], weights: Floats | None = None) -> tuple[Floats, Floats]:
-    """Return Kaplan and Meier's estimate: the values of events, ascending and distinct, and the survival after each.
+    """Return the Kaplan-Meier estimate: the distinct values of events, ascending, and the survival after each.
 
     Args:
         values: one value for each sample.
         was_censored: True for each sample that would have had a larger value.
-        weights: weight of each sample; None: one each.
+        weights: weight of each sample; None for 1 each.
     """
     steps, index = np.unique(values, return_inverse=True)
     counts = np.ones(values.size) if weights is None else weights
@@ -314,7 +314,7 @@ def product_limit(values: Floats, was_censored: NDArray[np.bool_], weights: Floa
 
 
 def _add_tail(times: Floats, survival: Floats, longest: float, prior: TTFTDistribution | None) -> tuple[Floats, Floats]:
-    """Return the curve continued to zero beyond its last event; ``longest`` is the longest time that was waited."""
+    """Return the curve continued to zero beyond its last event; ``longest`` is the longest time waited."""
     left = float(survival[-1])
     if left <= 1e-12:
         return times, np.append(survival[:-1], 0.0)
@@ -354,7 +354,7 @@ def theil_sen(tokens: Floats, seconds: Floats) -> tuple[float, float]:
 
 
 def _jitter(seconds: Floats, expected: Floats) -> tuple[float, ...]:
-    """Return nine equally likely ratios of measured to expected time; below 20 samples: 1 alone."""
+    """Return nine equally likely ratios of measured to expected time, or only 1 for fewer than 20 samples."""
     if seconds.size < 20 or not (expected > 0).all():
         return (1.0,)
     ratios = np.quantile(seconds / expected, (np.arange(9) + 0.5) / 9)

@@ -1,7 +1,7 @@
 """The quality gate of a race: the device's first tokens are held until a score says whether its answer is good enough.
 
-A device that is sure of its beginning wins as in any race. One that isn't pauses, and keeps what it has written: the answer of another
-endpoint is preferred, but if that fails, or lets the reader wait for too long, the device's own answer is better than none.
+A device that is sure of its beginning wins as in any race. One that isn't pauses and keeps what it has written: another endpoint's answer
+is preferred, but if that fails or makes the reader wait too long, the device's own answer is better than none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from streamco.events import TokensReceived
 
 __all__ = ["GatePlan", "HeldBeginning", "Verdict"]
 
-_FIRST = 4  # tokens; if nothing is told of them, nothing will be
+_FIRST = 4  # tokens; if their probabilities aren't reported, no others will be
 
 Verdict = Literal["sure", "unsure", "not graded"]
 
@@ -26,13 +26,13 @@ class GatePlan(Struct, frozen=True, kw_only=True):
 
     Args:
         source: the endpoint whose answer is graded.
-        score: gives the chance that it is good, 0..1, for the probabilities of its first tokens, and whether the answer has ended with
-            them; a text: why it can't, as a clause. It must not raise.
+        score: returns the chance that it is good, 0..1, from the probabilities of its first tokens and whether the answer has ended with
+            them, or why it can't tell, as a clause. It must not raise.
         min_score: lowest score of an answer that is good enough, 0..1.
-        tokens: tokens that are held, at most.
-        max_wait: seconds that the reader waits for another endpoint's first token, from the grade on.
-        until: seconds since the request after which the reader waits no longer, because the answer's whole time is limited; None: it isn't.
-        obstacle: why no endpoint that the plan doesn't start anyway may be asked; "": it may.
+        tokens: maximum number of tokens to hold.
+        max_wait: seconds after the grade that the reader waits for another endpoint's first token.
+        until: when the reader waits no longer, because the answer's whole time is limited, in seconds since the request; may be None.
+        obstacle: why no further endpoint may be asked, beyond those that the plan starts anyway; "" if one may.
     """
 
     source: str
@@ -45,22 +45,22 @@ class GatePlan(Struct, frozen=True, kw_only=True):
 
 
 class HeldBeginning:
-    """The beginning of an answer behind the gate, owned by the race machine.
+    """The beginning of an answer that the gate holds, owned by the race machine.
 
     Args:
-        plan: what decides.
+        plan: what decides whether the answer is good enough.
 
     Attributes:
         tokens: number of tokens that came before the gate was opened.
-        verdict: what the score said; None: not yet.
-        score: the score; None: there is none.
-        unscored_because: why there is none, though it was asked for, as a clause; "": there is, or it wasn't.
-        graded_at: seconds since the request; None: not yet.
-        asked: the endpoint that was asked because of the score; None: one was at work already, or none could be.
-        passed_because: why an answer was delivered of which the device was unsure, as a clause; "": it wasn't.
+        verdict: the result of grading; None if not graded yet.
+        score: the score, if there is one.
+        unscored_because: why there is none although it was requested, as a clause; "" if there is one, or if it wasn't requested.
+        graded_at: seconds since the request; None if not graded yet.
+        asked: the endpoint that was asked because of the score; None if one was already working, or none could be asked.
+        passed_because: why an answer was delivered although the device was unsure of it, as a clause; "" if it wasn't.
         is_paused: the endpoint has stopped until it is known who answers.
         is_open: nothing is held back any more.
-        thinks: the answer began with a model's thinking, which is not graded.
+        thinks: the answer began with reasoning, which is not graded.
         patience: seconds that the reader waits for another endpoint.
     """
 
@@ -83,7 +83,7 @@ class HeldBeginning:
 
     @property
     def graded_tokens(self) -> int:
-        """Number of tokens that the score was made of."""
+        """Number of tokens that the score is based on."""
         return min(len(self._probabilities), self.plan.tokens)
 
     @property
@@ -94,7 +94,7 @@ class HeldBeginning:
 
     @property
     def is_blind(self) -> bool:
-        """True if text was graded of which the endpoint told nothing; a single token may lack its probability."""
+        """True if the endpoint reported no probabilities for the graded text; a single token may lack its probability."""
         is_enough = self._text_tokens >= min(2, self.plan.tokens)
         return self.verdict is not None and is_enough and not self.thinks and not self._probabilities
 
@@ -105,7 +105,7 @@ class HeldBeginning:
 
     @property
     def deadline(self) -> float | None:
-        """When the reader has waited for long enough; None: nobody waits."""
+        """When the reader will have waited long enough, or None if nobody waits."""
         return self._deadline if self.waits else None
 
     @property
@@ -118,7 +118,7 @@ class HeldBeginning:
         return not self.is_open and source == self.plan.source
 
     def take(self, event: TokensReceived, *, thinks: bool) -> None:
-        """Take tokens of the answer's beginning; ``thinks``: it began with thinking."""
+        """Take tokens of the answer's beginning; ``thinks``: it began with reasoning."""
         self.tokens += event.tokens
         self.thinks = thinks
         if any(choice.delta.content or has_said(choice.delta) for chunk in event.chunks for choice in chunk.choices[:1]):
@@ -127,7 +127,7 @@ class HeldBeginning:
             self._probabilities += (each.probability for each in event.confidences)
 
     def grade(self, *, is_complete: bool, at: float) -> bool:
-        """Grade what there is; return True if the answer is good enough, or nothing can be said of it.
+        """Grade what has come so far; return True if the answer is good enough or can't be graded.
 
         Args:
             is_complete: the answer has ended.
@@ -153,9 +153,9 @@ class HeldBeginning:
         """Let the reader wait for another endpoint.
 
         Args:
-            now: the present.
+            now: the present time.
             at: seconds since the request.
-            asked: the endpoint that was asked because of the score; None: none was.
+            asked: the endpoint that was asked because of the score; None if none was.
         """
         self.asked = asked
         if self.plan.until is not None:
@@ -163,5 +163,5 @@ class HeldBeginning:
         self._deadline = now + self.patience
 
     def open(self, because: str = "") -> None:
-        """Hold nothing back from now on; ``because``: why, if the device was unsure and its answer is delivered."""
+        """Hold nothing back from now on. ``because``: the reason, if the device was unsure and its answer is delivered."""
         self.is_open, self.passed_because = True, because

@@ -1,7 +1,7 @@
 """The hand-over of one answer: what it consists of so far, which endpoint may continue it, and what was handed over (DiSCo 4.3).
 
-A failover and a planned migration differ in what starts them and in what becomes of the source. What the target gets and how the hand-over
-is reported are the same.
+A failover and a planned migration differ in what starts them and in what happens to the source. What the target gets and how the
+hand-over is reported are the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Handover:
     """The answer in a form that can be handed over, owned by the race machine.
 
     Args:
-        controller: plans migrations; None: there are none.
+        controller: plans migrations; None for no migrations.
         fails_over: an endpoint that fails is replaced.
         restarts: an endpoint may generate the whole answer again if no endpoint can continue it.
     """
@@ -43,22 +43,22 @@ class Handover:
         return self._controller is not None and not self._controller.is_done
 
     def add(self, chunks: list[ChatCompletionChunk], tokens: int, vocabulary: str | None) -> None:
-        """Add what the endpoint with this tokenizer generated next."""
+        """Add what the endpoint with this vocabulary generated next."""
         self.transcript.add(chunks, tokens, vocabulary)
 
     def must_wait(self, attempts: Mapping[str, Attempt]) -> bool:
-        """Return True if no attempt is known to be able to continue after a failure, and one may turn out to be."""
+        """Return True if no attempt is known to be able to continue after a failure, but one may turn out to be."""
         if not self.fails_over or not self.transcript.is_text_alone:
             return False
         left = attempts.values()
         return any(each.may_take_over for each in left) and not any(each.can_take_over or each.is_last_resort for each in left)
 
     def find_successor(self, attempts: Mapping[str, Attempt]) -> Attempt | None:
-        """Return the attempt that continues after a failure; None: there is none.
+        """Return the attempt that continues after a failure, or None if there is none.
 
-        The order is: attempts that have read ahead, those of the race, those without a wait. Attempts with a failed read-ahead come after
-        all others, so that the answer isn't lost through what was to make it cheaper. If none is left and restarts are allowed, the
-        endpoints that can't continue an answer follow. No endpoint takes over twice.
+        The order is: attempts that have read in advance, attempts of the race, attempts without a wait. Attempts whose reading in advance
+        failed come last, so that the answer isn't lost through something that should only have made it cheaper. If none is left and
+        restarts are allowed, the endpoints that can't continue an answer follow. No endpoint takes over twice.
         """
         if not self.fails_over or not self.transcript.is_text_alone:
             return None
@@ -74,13 +74,13 @@ class Handover:
     def consider_migration(
         self, source: Attempt, attempts: Mapping[str, Attempt], *, buffered: float, now: float
     ) -> Prepare | Release | Switch | None:
-        """Return the next step of a migration; None: nothing to do, or the answer doesn't end in text that can be handed over."""
+        """Return the next step of a migration, or None if there is none or the answer doesn't end in text that can be handed over."""
         if self._controller is None or not self.transcript.ends_in_text:
             return None
         return self._controller.consider(MigrationState(source, attempts, self.transcript.tokens, buffered, now))
 
     def record_copied(self, attempt: Attempt, *, tokens: int, seconds: float) -> None:
-        """Record that an attempt has read ``tokens`` ahead in ``seconds``."""
+        """Record that an attempt has read ``tokens`` in advance in ``seconds``."""
         if self._controller is not None and attempt.kept is not None:
             self._controller.record_copied(attempt.source, kept=attempt.kept, tokens=tokens, seconds=seconds)
 
@@ -89,7 +89,7 @@ class Handover:
         return 0 if self._controller is None else self._controller.unread(attempt, position)
 
     def record_migration(self, source: Attempt, target: Attempt, *, at: float, buffered: float) -> None:
-        """Record a planned hand-over; ``at``: seconds since the request, ``buffered``: tokens that the reader had not reached."""
+        """Record a planned hand-over. ``at``: seconds since the request; ``buffered``: tokens that the reader had not reached."""
         if self._controller is None:
             raise AssertionError("only a controller plans migrations")
         self._controller.record_migration()
@@ -121,7 +121,7 @@ class Handover:
 
 
 def make_handover(migration: MigrationPlan | None, *, on_failure: OnFailure) -> Handover | None:
-    """Return the hand-over of an answer with more than one attempt; None: it may not be handed over."""
+    """Return the hand-over of an answer with more than one attempt, or None if it may not be handed over."""
     fails_over = on_failure != "raise"
     if not fails_over and migration is None:
         return None

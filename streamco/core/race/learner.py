@@ -1,10 +1,10 @@
 """The dispatch learner: samples in, an immutable plan out.
 
-Learning is separate from deciding. A ``Learner`` lives as long as its client. A race takes the plan as it is when the race begins, with
-the seed of its own rng, and both belong in its log. Plans are made when they are asked for, and only after enough new samples.
+Learning is separate from deciding. A ``Learner`` lives as long as its client. A race takes the plan that is current when it begins, and
+the seed of its own rng; both belong in its log. Plans are made on request, and only after enough new samples.
 
-As long as too little is known, the plan is to start both sides at once: it gives the fastest answer, shows what is to be learned, and the
-budget is held by steering. With a prior profile this phase is skipped.
+As long as too little is known, the plan is to start both sides at once: that gives the fastest answer and shows what has to be learned,
+and steering keeps the budget. With a prior profile this phase is skipped.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PolicyName = Literal[
 ]
 
 _IMPLIED: dict[str, Side] = {"device-constrained": "device", "proportional-wait": "device", "server-constrained": "server"}
-_MIN_SAMPLES = 20  # of a kind, before a plan is made from them without a prior
+_MIN_SAMPLES = 20  # of one kind, before a plan is made from them without a prior
 _MIN_EVENTS = 5  # samples among them that are not censored
 _EXPLORE_LEARNING = 0.25  # while little is known, the tail of the distribution is worth more than the tokens
 _OPTIMAL_SIZE = 64  # waits and lengths distinguished in a plan that is made between two requests
@@ -84,7 +84,7 @@ Sample = ServerTTFT | DeviceTTFT | PromptLength
 
 
 class CallersPolicy(Struct, frozen=True, tag="own"):
-    """A policy of the caller's own as a plan has it: what it returns is checked, because a defect in it must not pass for a decision."""
+    """Wraps a caller's own policy for a plan and checks what it returns, so that a defect isn't taken for a decision."""
 
     policy: DispatchPolicy
 
@@ -116,9 +116,9 @@ class Plan(Struct, frozen=True, kw_only=True):
     Args:
         policy: makes the decision of each race.
         constrained: the side with the tokens that count against the budget.
-        budget: share of prompt tokens that side may process.
+        budget: share of prompt tokens that the constrained side may process.
         explore: probability that the loser of a race may run to its first token.
-        revision: number of the plan among those of its learner.
+        revision: number of the plan among its learner's plans.
         basis: what was known when it was made, for reports.
     """
 
@@ -141,18 +141,18 @@ class Learner:
     """The estimates of how one client's sides behave, and the plans made from them; the client's dispatcher owns it.
 
     Args:
-        budget: share of prompt tokens the constrained side may process, 0..1.
-        policy: a policy of the caller's own, a policy's name, or "auto": "optimal" if the device is the constrained side, otherwise
-            Algorithm 3. Algorithm 1 decides from the costs which side that is. "disco": Algorithm 2 or 3, as the paper has it.
+        budget: share of prompt tokens that the constrained side may process, 0..1.
+        policy: a custom policy, a policy's name, or "auto". "auto" is "optimal" if the device is the constrained side, otherwise
+            Algorithm 3. Algorithm 1 decides from the costs which side that is. "disco" is Algorithm 2 or 3, as in the paper.
         prior: what was known before. It counts as ``prior_weight`` samples, and prices and shape are taken from it.
-        constrained: the side that the budget limits; None: by the policy's name, else by costs.
+        constrained: the side that the budget limits; by default the policy's name decides, otherwise costs.
         exchange_rate: US dollars per million GFLOPs of the device (``policies.cost``).
         tail: alpha of Algorithm 2.
         tail_weight: weight of the tail for "optimal".
         explore: probability that a losing attempt may run to its first token.
         window: number of server samples kept.
         prior_weight: number of samples that the prior is worth.
-        replan_every: at most this many samples lie between two plans; the first plans come sooner.
+        replan_every: maximum number of samples between two plans; the first plans come sooner.
 
     Raises:
         ConfigError: a setting out of range, an unknown policy.
@@ -208,7 +208,7 @@ class Learner:
         """Add one sample. Nothing is computed before a plan is requested.
 
         Raises:
-            UsageError: a time that is negative or not finite.
+            UsageError: a time is negative or not finite.
         """
         match sample:
             case ServerTTFT(seconds, is_censored, is_burst):
@@ -228,10 +228,10 @@ class Learner:
         self._seen += 1
 
     def tell_server_ttft(self, seconds: Sequence[float]) -> None:
-        """Take the seconds to first token that the server tells of itself. Measured ones displace them, and a profile has none of them.
+        """Take the seconds to first token that the server reports itself. Measured ones displace them, and no profile contains them.
 
         Raises:
-            UsageError: a time that is negative or not finite.
+            UsageError: a time is negative or not finite.
         """
         for each in seconds:
             _check_seconds(each)
@@ -247,7 +247,7 @@ class Learner:
             self._plan = None
 
     def keep_back(self, share: float) -> None:
-        """Keep this share of a server's budget, 0..1, from the next plan on for servers that are asked later."""
+        """From the next plan on, reserve this share of a server's budget, 0..1, for servers that are asked later."""
         if self._at_once != 1.0 - share:
             self._at_once, self._plan = 1.0 - share, None
 
@@ -258,7 +258,7 @@ class Learner:
 
     @property
     def times(self) -> tuple[TTFTDistribution | None, DeviceSpeed | None]:
-        """The server's time to first token now, and the device's speed, from however few samples; None: nothing is known of it."""
+        """The server's present time to first token and the device's speed, from however few samples; None for what isn't known."""
         if self._times is None:
             server = self._recent.estimate(self._prior.server_ttft, self._server.told)
             self._times = server, self._recent_speed.estimate(self._prior.device)
@@ -268,7 +268,7 @@ class Learner:
 
     @property
     def declared_constraint(self) -> Side | None:
-        """The constrained side that the caller named, itself or by the policy; None: it follows from the costs."""
+        """The constrained side that the caller named, directly or by the policy, or None if it follows from the costs."""
         return self._constrained
 
     @property
@@ -281,7 +281,7 @@ class Learner:
 
     @property
     def plan(self) -> Plan:
-        """The current plan, made again if enough samples have come since the last one."""
+        """The current plan, which is remade if enough samples have come since the last one."""
         due = min(self._replan_every, 5 + self._seen_by_plan // 10)
         if self._plan is None or self._seen - self._seen_by_plan >= due:
             self._plan = self.replan()
@@ -304,7 +304,7 @@ class Learner:
         return self._plan
 
     def profile(self, name: str = "learned") -> Profile:
-        """Return what is known now, with the prior, as a profile to save and to give to the next learner."""
+        """Return what is known now, including the prior, as a profile to save and to give to the next learner."""
         ttft = self._server.estimate(self._prior.server_ttft, with_told=False)
         return msgspec.structs.replace(
             self._prior,
@@ -338,7 +338,7 @@ class Learner:
     def _plan_from(
         self, ttft: TTFTDistribution | None, lengths: LengthDistribution | None, device: DeviceSpeed | None
     ) -> DeviceConstrained | Optimal | ProportionalWait | ServerConstrained | None:
-        """Return the policy with the configured name; None: something that it needs isn't known yet."""
+        """Return the policy with the configured name, or None if something that it needs isn't known yet."""
         name = self.policy
         if name == "disco" or (name == "auto" and self.constrained == "server"):
             name = f"{self.constrained}-constrained"
@@ -385,10 +385,10 @@ class Learner:
 
 
 def check_policy(policy: object, constrained: object) -> Side | None:
-    """Check the policy of a race and the side that its budget limits; return the side that the policy's name says, None: it says none.
+    """Check the policy of a race and the side that its budget limits; return the side that the policy's name implies, or None.
 
     Args:
-        policy: a name, or an object of the caller's own with ``decide(length, rng)``.
+        policy: a name, or the caller's own object with ``decide(length, rng)``.
         constrained: "device", "server" or None.
 
     Raises:

@@ -1,10 +1,10 @@
-"""One answer from several endpoints: which one starts when, which one wins, what the reader gets (DiSCo 4.2, section "Race").
+"""One answer from several endpoints: when each one starts, which one wins, and what the reader gets (DiSCo 4.2, section "Race").
 
-The first *content* token wins: role deltas, empty choices and usage don't count, but the winner's are delivered in their place. Output
+The first *content* token wins: role deltas, empty choices and usage don't count, but the winner's are delivered at their place. Output
 without tokens (media, encrypted reasoning) wins only if no other endpoint is about to answer. If an attempt fails before the race is
-decided, the next one starts at once, whatever its wait. If no attempt is left, the reader gets the error, after all text that came. If the
-endpoint fails in the middle, or writes at too high a price, another one continues the answer (``core.race.handover``). With a quality gate
-the device's first tokens don't win by themselves (``core.race.gate``).
+decided, the next one starts at once, whatever its wait. If no attempt is left, the reader gets all text that came, and then the error. If
+the endpoint fails in the middle, or writes at too high a price, another one continues the answer (``core.race.handover``). With a quality
+gate the device's first tokens don't win by themselves (``core.race.gate``).
 
 The file is longer than others, because the transitions of one state are read together.
 """
@@ -43,29 +43,29 @@ from streamco.openai_types import ChatCompletionChunk
 __all__ = ["Fatal", "OnFailure", "RaceMachine", "RacePlan"]
 
 _EPSILON = 1e-6  # seconds; sums of floats differ
-_PATIENCE = 1.0  # seconds that a hand-over waits until it is known what the endpoints that are left can do
+_PATIENCE = 1.0  # seconds that a hand-over waits until it is known what the remaining endpoints can do
 
 Fatal = Literal["none", "refusals", "all"]
 
 
 class RacePlan(Struct, frozen=True, kw_only=True):
-    """All that is decided before an answer begins; with the events it reproduces the answer.
+    """Everything that is decided before an answer begins. Together with the events, it reproduces the answer.
 
     Args:
         attempts: attempts that may be opened. Those without a wait replace failed ones, in this order.
-        pace: tokens per second at the reader; "smooth": as they come, but evenly; None: deliver at once.
+        pace: tokens per second at the reader; "smooth" for an even flow at the rate at which they come; None to deliver at once.
         explore: let a losing attempt run to its first token, to measure how long that takes.
-        reader_rate: tokens per second of the virtual reader that quality is measured with; None: the pace, or the reading speed.
-        on_failure: what happens if the endpoint fails in the middle. "migrate": another attempt that can continues the answer. "restart":
-            if none can continue it, one generates it again. "raise": the reader gets the error.
+        reader_rate: tokens per second of the virtual reader that quality is measured with; None for the pace, or the reading speed.
+        on_failure: what happens if the endpoint fails in the middle. "migrate": another attempt continues the answer if it can.
+            "restart": if none can continue it, one generates it again. "raise": the reader gets the error.
         max_tokens: limit of the answer's length; an attempt that takes over gets what is left of it.
         missing: endpoints that could not take part, with their errors; reported to the reader if all others fail too.
-        migration: inputs of planned migrations; None: the answer does not migrate.
+        migration: inputs of planned migrations; None if the answer doesn't migrate.
         fatal: failures of one endpoint that fail the whole answer while it has not begun. "none"; "refusals": 401, 403 and 404, which are
             configuration; "all".
-        hedges: two endpoints may be asked at once; False: the calls that they make may have side effects.
-        is_timed: the request limits the time of the whole answer, so no endpoint goes on with it after that.
-        gate: decides whether the device's answer is good enough; None: whoever is first wins.
+        hedges: two endpoints may be asked at once; False if the tool calls that they make may have side effects.
+        is_timed: the request limits the time of the whole answer, so no endpoint continues it after that.
+        gate: decides whether the device's answer is good enough; if None, whoever is first wins.
     """
 
     attempts: tuple[AttemptPlan, ...]
@@ -83,10 +83,10 @@ class RacePlan(Struct, frozen=True, kw_only=True):
 
 
 class RaceMachine:
-    """The race and the delivery of one answer; its driver owns it.
+    """Runs the race and the delivery of one answer; its driver owns it.
 
     Args:
-        plan: what was decided before it starts.
+        plan: what was decided before the answer began.
     """
 
     def __init__(self, plan: RacePlan) -> None:
@@ -94,7 +94,7 @@ class RaceMachine:
             raise AssertionError("a race needs an attempt")
         self.plan = plan
         self.attempts = {each.source: Attempt(each) for each in plan.attempts}
-        self.past_attempts: list[Attempt] = []  # earlier attempts of endpoints that have taken over or read ahead since
+        self.past_attempts: list[Attempt] = []  # earlier attempts of endpoints that have since taken over or read in advance
         self._delivery = Delivery(plan.pace, plan.reader_rate or fixed_rate(plan.pace) or READING)
         self.meter = self._delivery.meter
         self.winner: str | None = None
@@ -102,7 +102,7 @@ class RaceMachine:
         self.finished: float | None = None
         self.error: StreamcoError | None = None
         self.finish_reason: str | None = None
-        self.dropped = 0  # tokens that were held for the reader's pace when the reader left
+        self.dropped = 0  # tokens held back for the reader's pace when the reader left
         self._writer: Attempt | None = None  # the winner, or the attempt that took over from it
         self._commands: list[Command] = []
         self._handover = make_handover(plan.migration, on_failure=plan.on_failure) if len(plan.attempts) > 1 else None
@@ -115,14 +115,14 @@ class RaceMachine:
     # The machine protocol
 
     def start(self, *, now: float) -> None:
-        """Open the attempts that wait for nothing."""
+        """Open the attempts that don't have to wait."""
         self.began = now
         self._start_due(now)
         if not any(attempt.plan.wait is not None for attempt in self.attempts.values()):
             self._start_next(now)
 
     def receive(self, event: Event, *, now: float) -> None:
-        """Handle what an endpoint or the reader did; late events of attempts that are out are only counted."""
+        """Handle what an endpoint or the reader did; late events of attempts that are out of the race are only counted."""
         match event:
             case TokensReceived():
                 self._receive_tokens(event, now)
@@ -142,7 +142,7 @@ class RaceMachine:
     def pass_on(self, event: TokensReceived, *, now: float) -> bool:
         """Count an event and return True if its chunks go to the reader unchanged and now: the fast path of most tokens.
 
-        False: nothing was done, because ``receive`` would do more than deliver the chunks; call that.
+        If it returns False, nothing was done, because more is needed than delivering the chunks; call ``receive``.
         """
         attempt, handover = self._writer, self._handover
         if attempt is None or attempt.source != event.source or attempt.state is not AttemptState.WON or attempt.first_token is None:
@@ -156,7 +156,7 @@ class RaceMachine:
             if tokens:
                 attempt.count(tokens, now - self.began, event.confidences)
         else:
-            attempt.tokens += tokens  # not count(): its rate is measured, and a call for each batch costs
+            attempt.tokens += tokens  # not count(), because its rate is already measured, and a call for each batch costs time
             if event.confidences:
                 attempt.confidence.record(event.confidences)
         if handover is not None:
@@ -171,7 +171,7 @@ class RaceMachine:
         return commands
 
     def next_deadline(self) -> float | None:
-        """Return when the next attempt starts or the next token is due, the earlier of both; None: nothing is timed."""
+        """Return when the next attempt starts or the next token is due, whichever is earlier, or None if nothing is timed."""
         due = self._delivery.next_due()
         if self._orphaned is not None and self.finished is None:
             return self._patience_ends if due is None else min(due, self._patience_ends)
@@ -182,7 +182,7 @@ class RaceMachine:
         return min([self.began + wait for wait in waits if wait is not None] + [at for at in (due, gate) if at is not None], default=None)
 
     def handle_deadline(self, *, now: float) -> None:
-        """Open the attempts after their wait and release the tokens that are due."""
+        """Open the attempts whose wait is over, and release the tokens that are due."""
         if self.finished is not None:
             return
         if self.winner is None:
@@ -205,12 +205,12 @@ class RaceMachine:
 
     @property
     def writer(self) -> str | None:
-        """Name of the endpoint that the reader's tokens come from: the winner, or the one that took over from it."""
+        """Name of the endpoint whose tokens the reader gets: the winner, or the one that took over from it."""
         return self._writer.source if self._writer is not None else None
 
     @property
     def text(self) -> str:
-        """The answer's text so far, if another endpoint may have to continue it; else ""."""
+        """The answer's text so far if another endpoint may have to continue it, otherwise ""."""
         return self._handover.transcript.text if self._handover is not None else ""
 
     @property
@@ -220,7 +220,7 @@ class RaceMachine:
 
     @property
     def is_direct(self) -> bool:
-        """True if nothing is timed and no other attempt works, so that only the writer's tokens can come."""
+        """True if nothing is timed and no other attempt is working, so that only the writer's tokens can come."""
         winning = self._writer
         if self._delivery.is_paced or winning is None or winning.state is not AttemptState.WON or self._may_migrate:
             return False
@@ -260,7 +260,7 @@ class RaceMachine:
                 self._receive_beginning(attempt, event, now)
 
     def _receive_beginning(self, attempt: Attempt, event: TokensReceived, now: float) -> None:
-        """Let an attempt win by its first tokens, unless the gate holds them, or those of a device that had begun before."""
+        """Let an attempt win by its first tokens, unless the gate holds these, or holds tokens of a device that had begun before."""
         gate = self.gate
         if gate is not None and gate.holds(attempt.source):
             gate.take(event, thinks=bool(attempt.thinks))
@@ -276,7 +276,7 @@ class RaceMachine:
                 self._win(attempt, event.tokens, now)
 
     def _is_sure(self, gate: HeldBeginning, now: float) -> bool:
-        """Return True if the device has begun, and is sure of what it has so far: another endpoint's first tokens don't wait for more."""
+        """Return True if the device has begun and is sure of it so far, since another endpoint's first tokens don't wait for more."""
         if not gate.is_holding or gate.verdict is not None or self.attempts[gate.plan.source].state is not AttemptState.OPEN:
             return False
         return gate.grade(is_complete=False, at=now - self.began)
@@ -286,7 +286,7 @@ class RaceMachine:
         return not any(other.may_begin for other in self.attempts.values() if other is not attempt and not self._is_paused(other))
 
     def _receive_answer(self, attempt: Attempt, event: TokensReceived, now: float) -> None:
-        """Deliver what is new; a restarted answer first repeats what the reader has."""
+        """Deliver what is new. A restarted answer first repeats what the reader already has."""
         new = event if attempt.restart_filter is None else attempt.drop_repeated(event)
         if isinstance(new, Diverged):
             self._stop(attempt, "diverged")
@@ -308,7 +308,7 @@ class RaceMachine:
         self._consider_migration(now)
 
     def _win_after_end(self, attempt: Attempt, tokens: int, now: float) -> None:
-        """Let an answer win that has ended before the race was decided."""
+        """Let an answer win that ended before the race was decided."""
         attempt.win_after_end()
         self._decide(attempt)
         if attempt.held:
@@ -316,7 +316,7 @@ class RaceMachine:
         self._complete(attempt, now)
 
     def _decide(self, winner: Attempt) -> None:
-        """End the race: nobody else starts, and those that run are out of it."""
+        """End the race: no other attempt starts, and the running ones have lost."""
         self.winner, self._writer = winner.source, winner
         if self.gate is not None and not self.gate.is_open:
             self.gate.open()
@@ -332,7 +332,7 @@ class RaceMachine:
     # The gate
 
     def _grade(self, gate: HeldBeginning, now: float, *, is_complete: bool = False) -> None:
-        """Let the device win if it is sure of its answer; else let it pause, and see that another endpoint answers."""
+        """Let the device win if it is sure of its answer; otherwise pause it, and make another endpoint answer."""
         if gate.grade(is_complete=is_complete, at=now - self.began):
             self._let_pass(now)
             return
@@ -351,12 +351,12 @@ class RaceMachine:
             self._commands.append(PauseStream(device.source))
 
     def _had_time(self, attempt: Attempt, gate: HeldBeginning, now: float) -> bool:
-        """Return True if the reader has waited for this attempt for as long as for any; one that was asked later is not to blame."""
+        """Return True if the reader has waited for this attempt as long as for any other; one that was asked later isn't to blame."""
         opened = now if attempt.opened is None else self.began + attempt.opened
         return now - opened >= gate.plan.max_wait - _EPSILON
 
     def _why_alone(self, gate: HeldBeginning) -> str:
-        """Return why no other endpoint can answer in the device's place, as a clause; "": one can."""
+        """Return why no other endpoint can answer instead of the device, as a clause, or "" if one can."""
         others = [attempt for attempt in self.attempts.values() if attempt.source != gate.plan.source]
         waiting = [attempt for attempt in others if attempt.state is AttemptState.WAITING]
         if any(attempt.state is AttemptState.OPEN for attempt in others):
@@ -366,7 +366,7 @@ class RaceMachine:
         return gate.plan.obstacle if all(attempt.plan.wait is None for attempt in waiting) else ""
 
     def _let_pass(self, now: float, because: str = "") -> None:
-        """Let the device win with all that was held; ``because``: why, though it is unsure."""
+        """Let the device win with all that was held. ``because``: the reason, if it is unsure."""
         gate = self.gate
         assert gate is not None, "only a gate holds tokens"
         device = self.attempts[gate.plan.source]
@@ -449,7 +449,7 @@ class RaceMachine:
             self._end_without_winner(now)
 
     def _receive_retrying(self, event: StreamRetrying, now: float) -> None:
-        """Let another endpoint begin at once, unless one works: that of this attempt has failed, and asks its server again later."""
+        """Let another endpoint begin at once, unless one is working, because this attempt's failed and will retry its server later."""
         attempt = self.attempts[event.source]
         attempt.setback = event.error
         if self.winner is not None or self.finished is not None or self.plan.fatal == "all":
@@ -467,9 +467,9 @@ class RaceMachine:
             self._let_pass(now, "no other endpoint will begin in time")
 
     def _is_fatal(self, failed: Attempt, error: EndpointError) -> bool:
-        """Return True if this failure must not be made up for by another endpoint.
+        """Return True if no other endpoint may make up for this failure.
 
-        A device that has begun behind the gate goes on, as one that has won would. If it is unsure, only a refusal is made up for.
+        A device whose beginning is held by the gate continues, as a winner would. If it is unsure, only a refusal is made up for.
         """
         if self.winner is not None or self.finished is not None:
             return False
@@ -517,7 +517,7 @@ class RaceMachine:
         self.dropped += self._delivery.drop()
 
     def _stop(self, attempt: Attempt, reason: str) -> None:
-        """Command the cancel of an attempt, once: the first reason stays."""
+        """Command the cancel of an attempt, only once; the first reason is kept."""
         if attempt.request_stop():
             self._commands.append(CancelStream(attempt.source, reason))
 
@@ -546,7 +546,7 @@ class RaceMachine:
             self._fail_over(*self._orphaned, now)
 
     def _stop_waiting(self, now: float) -> None:
-        """Go on with what is known of the endpoints that are left."""
+        """Continue with what is known about the remaining endpoints."""
         assert self._orphaned is not None, "something is waited for"
         for attempt in self.attempts.values():
             attempt.learn(continues=attempt.plan.continues, vocabulary=attempt.plan.vocabulary)
@@ -555,7 +555,7 @@ class RaceMachine:
     def _pass_to(self, successor: Attempt, now: float, *, waits: bool = False) -> None:
         """Let the successor write from now on.
 
-        What it did before is cancelled first; ``waits``: its read-ahead is awaited instead.
+        What it was doing is cancelled first; with ``waits``, its reading in advance is awaited instead.
         """
         self._writer = successor
         self._stop_preparing(except_for=successor)
@@ -585,14 +585,14 @@ class RaceMachine:
             self._commands.append(OpenStream(attempt.source))
 
     def _replace(self, attempt: Attempt, new: Attempt) -> Attempt:
-        """Return an endpoint's next attempt after storing it; the one before is kept for the report."""
+        """Store an endpoint's next attempt and return it; the former one is kept for the report."""
         if attempt.opened is not None:
             self.past_attempts.append(attempt)
         self.attempts[attempt.source] = new
         return new
 
     def _combine_mid_errors(self, last: EndpointError) -> StreamcoError:
-        """Return the last endpoint's own error, or all errors if the answer was handed over before."""
+        """Return the last endpoint's error, or all errors if the answer was handed over before."""
         if self._handover is None or not self._handover.hand_overs:
             return last
         errors = {attempt.source: attempt.error for attempt in self.attempts.values() if attempt.error is not None}
@@ -601,7 +601,7 @@ class RaceMachine:
     # Planned migration
 
     def _consider_migration(self, now: float) -> None:
-        """Let the migration controller look at the answer as it is now."""
+        """Let the migration controller consider the answer as it is now."""
         source = self._writer
         if self._handover is None or source is None or source.state is not AttemptState.WON or self.finished is not None:
             return
@@ -614,7 +614,7 @@ class RaceMachine:
                 self._migrate(source, self.attempts[target], now, waits=waits)
 
     def _prepare(self, attempt: Attempt, now: float) -> None:
-        """Let an endpoint read the prompt and the answer so far ahead, in an attempt of its own."""
+        """Let an endpoint read the prompt and the answer so far in advance, in a separate attempt."""
         assert self._handover is not None, "only a migration prepares"
         partial = self._handover.partial()
         read_ahead = ReadAhead(partial.tokens, self._handover.unread(attempt, partial.tokens))
@@ -629,7 +629,7 @@ class RaceMachine:
         self._continue_after_reading(attempt, now)
 
     def _continue_after_reading(self, attempt: Attempt, now: float) -> None:
-        """Let an awaited successor take over, whether it could read ahead or not, because no endpoint writes any more."""
+        """Let an awaited successor take over, whether it could read in advance or not, because no endpoint is writing any more."""
         if attempt is not self._successor:
             self._consider_migration(now)
         elif not attempt.is_stopping:
@@ -656,7 +656,7 @@ class RaceMachine:
                 self._open(attempt, now)
 
     def _start_next(self, now: float) -> Attempt | None:
-        """Open the next untried attempt, and return it: the earliest waiting one, else one that has no wait; None: there is none."""
+        """Open the next untried attempt, and return it: the earliest waiting one, otherwise one without a wait; None if there is none."""
         waiting = [attempt for attempt in self.attempts.values() if attempt.state is AttemptState.WAITING]
         if not waiting:
             return None
@@ -687,7 +687,7 @@ class RaceMachine:
         self._fail(self._combine_errors(list(attempts)), now)
 
     def _deliver_broken(self, now: float) -> None:
-        """Deliver what is held behind the gate before the error: what has come of an answer is not lost."""
+        """Deliver what the gate holds before raising the error, so that the partial answer isn't lost."""
         gate = self.gate
         if gate is None or not gate.is_holding or self.winner is not None:
             return

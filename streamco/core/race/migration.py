@@ -7,7 +7,7 @@
        └─────────────┴── the target failed, or migrating does not pay any more
 
 The controller returns what should be done, and the race machine does it. It is called whenever tokens have come from the writing endpoint
-or the target has reported something. It needs no deadline of its own, because a buffer grows by tokens.
+or the target has reported something. It needs no deadline, because a buffer grows by tokens.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from streamco.profiles import RemainingLength
 
 __all__ = ["MigrationPlan", "MigrationController", "Prepare", "Release", "MigrationState", "Switch"]
 
-_STEP = 8  # an answer that need not migrate is considered again when it is an eighth longer
-_MAX_ROUNDS = 8  # of reading ahead; after them what is left to read is taken as it is
+_STEP = 8  # an answer that needn't migrate is considered again when it is an eighth longer
+_MAX_ROUNDS = 8  # of reading in advance; after them what is left to read is accepted as it is
 _CAUTION = 1.5  # factor on a time that was measured once
 _MEASURED_SETUP = 0.15  # seconds, if only the time per token was measured
-# Share of the expected tokens that is counted on: the answers to prompts of one kind may be this much shorter than all answers, and a
-# migration that hardly pays may then cost.
+# The share of the expected tokens to count on: answers to prompts of one kind may be this much shorter than average, and then a migration
+# that hardly pays costs money.
 _COUNTED_ON = 2 / 3
-_PATIENCE = 3.0  # a read-ahead may take this many times its estimate before the source is stopped without it
+_PATIENCE = 3.0  # reading in advance may take this many times its estimate before the source is stopped without it
 
 
 class MigrationPlan(Struct, frozen=True, kw_only=True):
@@ -50,15 +50,15 @@ class MigrationPlan(Struct, frozen=True, kw_only=True):
         terms: costs and times by endpoint; an endpoint that is missing neither hands over nor takes over.
         lengths: distribution of answer lengths.
         prompt_tokens: length of the prompt, tokens.
-        reader_rate: tokens per second the reader takes (r_c).
-        capacity: tokens the source may be ahead of the reader; a larger buffer never fills.
+        reader_rate: tokens per second that the reader takes (r_c).
+        capacity: tokens that the source may be ahead of the reader; a larger buffer never fills.
         rule: how the hand-over is made.
         max_migrations: limit of migrations of one answer.
         constrained: endpoints of the side that the budget limits. A migration never starts that side, so they take over only in answers
             for which one of them was opened anyway.
-        max_tokens: limit of the answer's length, tokens; None: none.
-        barred: sources and targets of moves that must not happen, because the target's model is not good enough, also of moves that would
-            save nothing: it holds for every endpoint that has written a part of the answer, not for the last one alone.
+        max_tokens: limit of the answer's length, tokens; None if there is none.
+        barred: (source, target) pairs of moves that must not happen because the target's model is not good enough, even ones that would
+            save nothing: they apply to every endpoint that has written a part of the answer, not only to the last one.
     """
 
     terms: Mapping[str, Terms]
@@ -74,7 +74,7 @@ class MigrationPlan(Struct, frozen=True, kw_only=True):
 
 
 class MigrationState(Struct, frozen=True):
-    """The state of an answer under way, as the controller sees it.
+    """The state of an answer in progress, as the controller sees it.
 
     Args:
         source: the attempt that writes.
@@ -92,7 +92,7 @@ class MigrationState(Struct, frozen=True):
 
 
 class Prepare(Struct, frozen=True):
-    """Let this endpoint read the prompt and the answer so far ahead."""
+    """Let this endpoint read the prompt and the answer so far in advance."""
 
     target: str
 
@@ -104,14 +104,14 @@ class Release(Struct, frozen=True):
 
 
 class Switch(Struct, frozen=True):
-    """Stop the source and let this endpoint continue; ``waits``: after it has read what it is reading."""
+    """Stop the source and let this endpoint continue, with ``waits`` only after it has read what it is reading."""
 
     target: str
     waits: bool = False
 
 
 class MigrationController:
-    """Decides about the migrations of one answer; owned by its hand-over.
+    """Decides about the migrations of one answer, and is owned by its hand-over.
 
     Args:
         plan: what is known when the answer begins.
@@ -125,7 +125,7 @@ class MigrationController:
         self._rounds = 0
         self._moves = 0
         self._writers: set[str] = set()
-        self._reading: tuple[float, int] | None = None  # begin of the read-ahead in seconds, tokens to be read
+        self._reading: tuple[float, int] | None = None  # begin of reading in advance, seconds; tokens to be read
 
     @property
     def is_done(self) -> bool:
@@ -133,7 +133,7 @@ class MigrationController:
         return self._moves >= self._plan.max_migrations or len(self._terms) < 2
 
     def consider(self, state: MigrationState) -> Prepare | Release | Switch | None:
-        """Return what should be done now; None: nothing."""
+        """Return what should be done now, or None if there is nothing."""
         self._writers.add(state.source.source)
         if self.is_done or state.source.source not in self._terms:
             return None
@@ -147,7 +147,7 @@ class MigrationController:
         return self._advance(state, state.attempts[self._target])
 
     def record_copied(self, target: str, *, kept: int, seconds: float, tokens: int) -> None:
-        """Record that the target has read ``tokens`` ahead in ``seconds``, up to the ``kept``-th token of the answer."""
+        """Record that the target has read ``tokens`` in advance in ``seconds``, up to the ``kept``-th token of the answer."""
         terms = self._terms[target]
         if terms.setup is None and tokens and terms.pre_copy == "append":
             self._terms[target] = replace(terms, setup=_MEASURED_SETUP, per_token=_CAUTION * seconds / tokens)
@@ -174,7 +174,7 @@ class MigrationController:
     # Looking
 
     def _choose(self, state: MigrationState) -> str | None:
-        """Return the target that saves most; None: none saves anything."""
+        """Return the target that saves most, or None if none saves anything."""
         savings = {}
         for name in self._terms:
             attempt = state.attempts.get(name)
@@ -195,7 +195,7 @@ class MigrationController:
         )
 
     def _saving(self, state: MigrationState, target: Attempt) -> float:
-        """Return the US dollars that a migration to this target saves; 0 or less: none."""
+        """Return the US dollars that a migration to this target saves; 0 or less means that it saves nothing."""
         plan, terms = self._plan, self._terms[target.source]
         if not keeps_up(terms, plan.reader_rate):
             return 0.0
@@ -215,13 +215,13 @@ class MigrationController:
         )
 
     def _tokens_until_covered(self, state: MigrationState, target: Attempt) -> float | None:
-        """Return how many tokens the source generates until the buffer covers the hand-over; None: the target's time is not known."""
+        """Return how many tokens the source generates until the buffer covers the hand-over, or None if the target's time is not known."""
         plan, terms = self._plan, self._terms[target.source]
         source_rate, reader_rate, buffered = self._source_rate(state), plan.reader_rate, state.buffered
         seconds = terms.seconds_to_first_token(self.unread(target, state.position))
         is_reading_ahead = plan.rule == "pre-copy" and terms.pre_copy == "append"
         if seconds is None:
-            missing = buffer_needed(_MEASURED_SETUP, reader_rate) - buffered  # the read-ahead will measure it
+            missing = buffer_needed(_MEASURED_SETUP, reader_rate) - buffered  # reading in advance will measure it
             return tokens_until_buffered(missing, source_rate, reader_rate) if is_reading_ahead else None
         missing = buffer_needed(seconds, reader_rate) - buffered
         if not is_reading_ahead:
@@ -252,7 +252,7 @@ class MigrationController:
             return self._switch_early(state, target)
         if not is_covered and not self._reads_ahead(state, target):
             return None
-        if self._saving(state, target) <= 0:  # it doesn't pay any more
+        if self._saving(state, target) <= 0:  # it no longer pays
             self.reset()
             return None
         if is_covered:
@@ -267,7 +267,7 @@ class MigrationController:
         return seconds is not None and state.buffered >= buffer_needed(seconds, self._plan.reader_rate)
 
     def _switch_early(self, state: MigrationState, target: Attempt) -> Switch | None:
-        """Return the command to stop the source while the target still reads; None: the buffer doesn't cover the rest of its reading."""
+        """Return the command to stop the source while the target still reads; None if the buffer doesn't cover the rest of its reading."""
         terms = self._terms[target.source]
         if (
             self._reading is None
@@ -294,7 +294,7 @@ class MigrationController:
         return estimate is not None and now - since > _PATIENCE * estimate
 
     def _reads_ahead(self, state: MigrationState, target: Attempt) -> bool:
-        """Return True if the target should read ahead, or further, while the source writes."""
+        """Return True if the target should read in advance, or read more, while the source writes."""
         plan, terms, has_read = self._plan, self._terms[target.source], target.kept is not None
         if plan.rule != "pre-copy" or self._rounds >= _MAX_ROUNDS or (has_read and terms.pre_copy == "warm"):
             return False

@@ -2,12 +2,12 @@
 
 An endpoint that can't be given the beginning of an answer can only be sent the whole request again, with the caller's consent. Its text is
 compared with the answer so far, character by character from position 0 up to the answer's end, and never after that. Nothing is searched
-for: text that repeats ("ha ha ha") is dropped as often as the reader has it, and one more repetition is new and is shown. To look for the
-longest end of the old text at the beginning of the new one would be a guess, and would drop a repetition that the model meant.
+for: text that repeats ("ha ha ha") is dropped as often as the reader has it, and one more repetition is new and is shown. Looking for the
+longest end of the old text at the beginning of the new one would be a guess, and would drop a repetition that the model intended.
 
-Text decides, in code points, because it is what the reader has. Old and new ids that belong to one vocabulary show more: where the new
-part begins inside a chunk of several tokens, or after a token that has no whole character yet. Different ids for the same text are another
-spelling and no divergence. Then the first new text has no ids, because those of the whole answer might not spell it any more.
+Text decides, in code points, because that is what the reader has. Old and new ids from one vocabulary show more: where the new part
+begins inside a chunk of several tokens, or after a token that has no whole character yet. Different ids for the same text are a different
+spelling, not a divergence. Then the first new text has no ids, because all ids together might no longer spell the whole answer.
 
 Nothing is passed on before the new answer has reached the end of the old one, because the reader must not see anything of an answer that
 diverges. Roles and reasoning before that point led to what the reader has, and are dropped.
@@ -34,7 +34,7 @@ class Diverged(Struct, frozen=True):
     Args:
         position: number of code points that were the same.
         expected: the old answer from there on, an excerpt.
-        got: the new answer from there on, an excerpt; "": it ended.
+        got: the new answer from there on, an excerpt; "" if it ended.
     """
 
     position: int
@@ -46,11 +46,11 @@ class Diverged(Struct, frozen=True):
 
 
 class RestartFilter:
-    """Drops from a restarted answer what the reader has; owned by the attempt. It does not change the chunks it is fed.
+    """Drops from a restarted answer what the reader has. It is owned by the attempt and doesn't change the chunks it is fed.
 
     Args:
         partial: the answer so far.
-        vocabulary: fingerprint of the endpoint's tokenizer; None: not known.
+        vocabulary: fingerprint of the endpoint's tokenizer; None if not known.
     """
 
     __slots__ = ("_diverged", "_id_position", "_ids", "_is_exact", "_is_uncertain", "_position", "_text")
@@ -61,12 +61,12 @@ class RestartFilter:
         self._is_exact = partial.ids is not None and vocabulary is not None and vocabulary == partial.vocabulary
         self._ids = partial.ids if partial.ids is not None and self._is_exact else ()
         self._id_position = 0
-        self._is_uncertain = False  # old and new ids together may not spell the answer: the next text goes without ids
+        self._is_uncertain = False  # old and new ids together may not spell the answer, so the next text has no ids
         self._diverged: Diverged | None = None
 
     @property
     def is_open(self) -> bool:
-        """True if events are still to be fed; False: all that follows is new."""
+        """True while events are still to be fed; afterwards everything that follows is new."""
         return self._lacks_text or self._lacks_ids or self._is_uncertain
 
     @property
@@ -78,7 +78,7 @@ class RestartFilter:
         return self._is_exact and self._id_position < len(self._ids)
 
     def feed(self, event: TokensReceived) -> TokensReceived | Diverged | None:
-        """Return what is new in an event; None: nothing yet; ``Diverged``: the answer differs and nothing of it can be used."""
+        """Return what is new in an event, None if nothing is yet, or ``Diverged`` if the answer differs and none of it can be used."""
         if not self.is_open:
             return event
         taken = [self._take(chunk) if self.is_open else chunk for chunk in event.chunks]
@@ -88,13 +88,13 @@ class RestartFilter:
         return TokensReceived(event.source, passed, _count(event, taken)) if passed else None
 
     def end(self) -> Diverged | None:
-        """Handle the end of the stream: return ``Diverged`` if it came before the end of what the reader has."""
+        """Handle the end of the stream. Returns ``Diverged`` if it came before the end of what the reader has."""
         if self._diverged is None and self._lacks_text:
             self._diverge("")
         return self._diverged
 
     def _take(self, chunk: ChatCompletionChunk) -> ChatCompletionChunk | None:
-        """Return the chunk without what the reader has; None: nothing is left of it."""
+        """Return the chunk without what the reader has, or None if nothing is left of it."""
         if self._diverged is not None or not chunk.choices:
             return None if self._lacks_text else chunk
         choice = chunk.choices[0]
@@ -119,7 +119,7 @@ class RestartFilter:
         return replace(chunk, choices=[replace(choice, delta=delta, token_ids=ids, logprobs=logprobs), *chunk.choices[1:]])
 
     def _take_text(self, choice: ChunkChoice) -> int | None:
-        """Return how many code points of a choice the reader has; None: the text diverges."""
+        """Return how many code points of a choice the reader has, or None if the text diverges."""
         delta = choice.delta
         text = delta.content or ""
         wanted = self._text[self._position : self._position + len(text)]
@@ -134,7 +134,7 @@ class RestartFilter:
         return same
 
     def _take_ids(self, choice: ChunkChoice, taken: int, new: str) -> list[int] | None:
-        """Return the ids of what is new in a choice; None: it has none, or they would not spell exactly that."""
+        """Return the ids of what is new in a choice, or None if it has none, or they would not spell exactly that."""
         given = choice.token_ids or []
         if not self._is_exact:
             return None if taken or self._is_uncertain else choice.token_ids
@@ -151,7 +151,7 @@ class RestartFilter:
 
 
 def _count(event: TokensReceived, taken: list[ChatCompletionChunk | None]) -> int:
-    """Return the number of tokens passed on: counted by ids, if there are any, and else by their share of the event's characters."""
+    """Return the number of tokens passed on, counted by ids if there are any, otherwise by their share of the event's characters."""
     ids = size = kept_ids = kept_size = 0.0
     for chunk, left in zip(event.chunks, taken, strict=True):
         for choice in chunk.choices[:1]:

@@ -4,8 +4,8 @@ Every token has a position. If all tokens so far come from one vocabulary and th
 which the target tokenizes itself.
 
 Text never ends inside a code point. Most endpoints hold back the bytes of an unfinished one, so its tokens are generated again. vLLM sends
-the first ids of a code point before its text. Those ids are dropped too: if the ids of a prompt end inside a code point, vLLM may send the
-whole prompt out with the rest of it.
+the first ids of a code point before its text. Those ids are dropped too: if the ids of a prompt end inside a code point, vLLM may return
+the whole prompt with the rest of it.
 
 Reasoning is not part of the answer and is not handed over.
 """
@@ -19,7 +19,7 @@ __all__ = ["Transcript"]
 
 
 class Transcript:
-    """The batches of chunks that make up an answer; they are read only on a hand-over, because most answers are never handed over."""
+    """The batches of chunks that make up an answer. They are only read on a hand-over, because most answers are never handed over."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -31,14 +31,14 @@ class Transcript:
 
         Args:
             tokens: number of content tokens in the chunks.
-            vocabulary: fingerprint of the endpoint's tokenizer; None: not known.
+            vocabulary: fingerprint of the endpoint's tokenizer; None if not known.
         """
         self.tokens += tokens
         self._batches.append((vocabulary, chunks))
 
     @property
     def is_text_alone(self) -> bool:
-        """True if the answer so far has text and reasoning alone. Half a tool call, refusal or audio can't be handed over."""
+        """True if the answer so far has only text and reasoning. Half a tool call, refusal or audio can't be handed over."""
         deltas = [choice.delta for _, choice in self._choices()]
         return not any(delta.tool_calls or delta.function_call or delta.refusal or delta.audio for delta in deltas)
 
@@ -73,7 +73,7 @@ class Transcript:
                 continue
             if choice.token_ids:
                 ids += choice.token_ids
-            if choice.token_ids or choice.delta.content:  # ids without text after reasoning are its end mark, not part of the answer
+            if choice.token_ids or choice.delta.content:  # ids without text after reasoning are the mark of its end, not part of the answer
                 is_known = bool(choice.token_ids) and (bool(choice.delta.content) or not has_thought)
                 vocabularies.add(vocabulary if is_known else None)
                 has_thought = has_thought and not choice.delta.content
@@ -90,7 +90,7 @@ class Transcript:
         )
 
     def _blank_tokens(self) -> int:
-        """Return how many tokens at the end of the text are whitespace alone."""
+        """Return how many tokens at the end of the text are only whitespace."""
         count = 0
         for _, choice in reversed(self._choices()):
             text = choice.delta.content
@@ -101,13 +101,13 @@ class Transcript:
         return count
 
     def drop_incomplete(self) -> None:
-        """Drop the ids without text at the end: the target continues from ``partial`` and generates them again."""
+        """Drop the ids without text at the end, because the target continues from ``partial`` and generates them again."""
         incomplete = self._incomplete()
         self._dropped.update(incomplete)
         self.tokens -= sum(incomplete.values())
 
     def _incomplete(self) -> dict[int, int]:
-        """Return the last choices that have ids and no text yet: number of ids by position."""
+        """Return the last choices that have ids but no text yet, as a number of ids by position."""
         incomplete: dict[int, int] = {}
         for position, (_, choice) in reversed(list(enumerate(self._choices()))):
             if position in self._dropped or choice.delta.content or choice.delta.reasoning_content or choice.delta.reasoning:
@@ -121,5 +121,5 @@ class Transcript:
 
 
 def _is_silent(delta: ChoiceDelta) -> bool:
-    """Return True if a delta holds nothing that was generated: a role, an end."""
+    """Return True if a delta contains nothing that was generated, but only a role or an end."""
     return not (delta.content or delta.reasoning_content or delta.reasoning or delta.refusal or delta.tool_calls or delta.function_call)

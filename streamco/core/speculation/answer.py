@@ -1,4 +1,4 @@
-"""The answer so far: which tokens are committed, which are shown and may be retracted, and what its figures count."""
+"""The answer so far: which tokens are committed, and which are shown but may be retracted. It also counts them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from streamco.events import Origin, common_prefix_length
 __all__ = ["Emit", "PeerPrefix", "SpeculativeAnswer"]
 
 Emit = Literal["verified", "draft"]
-"""What the reader gets: tokens that are final, or drafts at once, which may be retracted."""
+"""What the reader gets: only final tokens, or drafts at once, which may be retracted."""
 
 
 class SpeculativeAnswer:
@@ -34,12 +34,12 @@ class SpeculativeAnswer:
         report: counts the tokens.
         shows_drafts: the reader gets drafts before they are verified.
         end_ids: tokens that end the text. They are committed but not delivered.
-        max_tokens: longest length of the answer; None: no limit.
+        max_tokens: longest length of the answer; None for no limit.
 
     Attributes:
         ids: committed tokens.
-        report: as given.
-        ended: why the answer is complete, "stop" or "length"; None: it is not.
+        report: the given report.
+        ended: why the answer is complete, "stop" or "length"; None if it isn't complete.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class SpeculativeAnswer:
 
     @property
     def free_tokens(self) -> int | None:
-        """Number of tokens until the limit; None: there is no limit."""
+        """Number of tokens until the limit, or None if there is no limit."""
         return None if self._max_tokens is None else self._max_tokens - len(self.ids)
 
     def propose(self, ids: Sequence[int]) -> None:
-        """Show a draft as the provisional tokens, in place of the former ones, if the reader sees drafts."""
+        """If the reader sees drafts, show this draft as the provisional tokens, in place of the former ones."""
         if not self._shows_drafts or self.ended is not None:
             return
         end = next((position for position, token in enumerate(ids) if token in self._end_ids), len(ids))
@@ -115,7 +115,7 @@ class SpeculativeAnswer:
         self.report.target_tokens += len(ids)
 
     def finish(self, reason: str) -> None:
-        """End the answer as complete; provisional tokens are retracted. ``reason`` is "stop" or "length"."""
+        """End the answer as complete and retract provisional tokens. ``reason`` is "stop" or "length"."""
         self.ended = self.ended or reason
         self.retract()
         self._emit(FinishAnswer(reason))
@@ -126,7 +126,7 @@ class SpeculativeAnswer:
         self._emit(FailAnswer(error))
 
     def commit(self, ids: Sequence[int], origin: Origin) -> int:
-        """Commit the tokens up to the end of the text or the limit; return how many those are."""
+        """Commit the tokens up to the end of the text or the limit; return how many were committed."""
         if self.ended is not None:
             return 0
         kept = list(ids if self.free_tokens is None else ids[: self.free_tokens])
@@ -141,7 +141,7 @@ class SpeculativeAnswer:
         return len(kept)
 
     def _show(self, ids: list[int], origin: Origin) -> None:
-        """Commit what the reader has already, retract what differs, and deliver the rest."""
+        """Commit what the reader already has, retract what differs, and deliver the rest."""
         same = common_prefix_length(self._provisional, ids)
         if same:
             self._emit(CommitIds(same, origin))
@@ -162,7 +162,7 @@ class SpeculativeAnswer:
 
 
 class PeerPrefix:
-    """The part of the answer that the device's sequence or the verifier's context holds, and the length of its committed part.
+    """The part of the answer that a peer holds (the device's sequence or the verifier's context), and the length of its committed part.
 
     Attributes:
         ids: the tokens that the peer holds.
@@ -173,7 +173,7 @@ class PeerPrefix:
         self._same = 0  # tokens known to equal the committed ones, which never change
 
     def common_length(self, committed: Sequence[int]) -> int:
-        """Return how many of the committed tokens the peer holds: the length to which it is to be cut."""
+        """Return how many of the committed tokens the peer holds, which is the length to which it must be cut."""
         self._same = common_prefix_length(self.ids, committed, self._same)
         return self._same
 

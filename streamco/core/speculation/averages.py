@@ -1,6 +1,6 @@
-"""Estimators of single figures: averages that forget, so that they follow a device, a link or a server that changes.
+"""Estimators of single figures: averages that forget, so that they follow a changing device, link or server.
 
-Each has one way in, ``record``, and answers at any time. Seconds and tokens are the units.
+Each takes its data through ``record`` and can be asked at any time. The units are seconds and tokens.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from streamco.profiles.row_costs import RowCosts
 
 __all__ = ["DecayedRatio", "Ewma", "HitRate", "RemoteStepTime", "RoundTrip", "DraftStepTimes"]
 
-DECAY = 0.98  # what a draft token or a round counts for after the next one
+DECAY = 0.98  # the weight of a draft token or a round after the next one
 WEIGHT = 0.15  # of a new time
-_MOST_LEFT_OUT = 16  # times beside other work that are left out in a row; then they are all that there is
-_MOST_LEFT_OUT_OF_STREAMS = 48  # the same for times of a stream, of which each is a token
-_CLEARLY_LESS = 0.8  # of a known time: what takes less beside other work has become faster
-_ALONE = 0.7  # of a draft step's time beside a stream that it may take without one: 17 ms beside 23 to 26 where both share two cores
+_MOST_LEFT_OUT = 16  # times taken during other work that are left out in a row; after that, other times don't seem to come
+_MOST_LEFT_OUT_OF_STREAMS = 48  # the same for a stream's times, each of which is one token
+_CLEARLY_LESS = 0.8  # of a known time: what takes less than this during other work has become faster
+_ALONE = 0.7  # of a draft step's time during a stream that it may take without one: 17 ms against 23 to 26 where both share two cores
 _UNKNOWN_REMOTE_STEP = 0.05  # seconds, until it is measured
-_PACE_TOKENS = 32  # of a stream that count: a token that takes twice its time changes the mean by 3 % only
-_PRIOR_TOKENS = 7  # that a stream's prior counts for
-_SAMPLE = 15  # tokens of a stream after its first that are enough to measure its pace again; earlier times then count no more than they do
-_STALE_PER_TOKEN, _MAX_STALE = 64, 2048  # drafted tokens after which a pace is stale: for each streamed token that was measured; at most
+_PACE_TOKENS = 32  # of a stream that count; a token that takes twice its time changes the mean by only 3 %
+_PRIOR_TOKENS = 7  # as which a stream's prior counts
+_SAMPLE = 15  # tokens of a stream after its first that are enough to measure its pace again; then earlier times weigh no more
+_STALE_PER_TOKEN, _MAX_STALE = 64, 2048  # drafted tokens after which a pace is stale: per measured stream token; and at most
 
 
 class DecayedRatio:
-    """A mean over events of which older ones count less: sum of values / number of events, both decayed by each new event.
+    """A mean in which older events count less: sum of values / number of events, both decayed by each new event.
 
     Args:
         decay: factor on the weight of earlier events for each new event, 0..1.
@@ -62,9 +62,9 @@ class Ewma:
     """An exponentially weighted moving average.
 
     Args:
-        value: believed at first.
+        value: the value believed at first.
         weight: weight of a new value, 0..1.
-        first_weight: weight of the first one; None: as of the others. 1: the first value replaces what was believed.
+        first_weight: weight of the first one; None for the same as the others. With 1, the first value replaces what was believed.
 
     Attributes:
         value: the average.
@@ -87,11 +87,11 @@ class Ewma:
 class DraftStepTimes:
     """Seconds of the draft model's step, by the number of sequences in its batch.
 
-    A draft beside a stream may take longer than others: where device and server share a memory, both read their weights from it at
-    once. Until a draft that is to be verified was timed, a time that is longer than the prior counts as the prior, or as 0.7 of itself if
-    that is more. If that is too hopeful, a round is tried in vain. A forecast that is too low would keep the device from drafting.
+    A draft during a stream may take longer than others: where device and server share memory, both read their weights from it at the
+    same time. Until a draft that will be verified has been timed, a time longer than the prior counts as the prior, or as 0.7 of itself
+    if that is more. If that is too optimistic, only one round is wasted, while too pessimistic a forecast would stop the device drafting.
 
-    Once such a draft was timed, times beside a stream count whole if they are clearly shorter. They also count after many in a row,
+    Once such a draft has been timed, times during a stream count fully if they are clearly shorter. They also count after many in a row,
     because a device may have become faster or slower.
 
     Args:
@@ -101,9 +101,9 @@ class DraftStepTimes:
     def __init__(self, prior: Sequence[float]) -> None:
         self._prior = tuple(prior)
         self._times = list(prior)
-        self._measured: dict[int, int] = {}  # drafts that were measured, by numbers of sequences
-        self._beside_stream: set[int] = set()  # numbers of sequences that were measured beside a stream only
-        self._known_alone: set[int] = set()  # those that were ever measured without one
+        self._measured: dict[int, int] = {}  # number of measured drafts, by number of sequences
+        self._beside_stream: set[int] = set()  # numbers of sequences that were only measured during a stream
+        self._known_alone: set[int] = set()  # numbers of sequences that were ever measured without one
         self._left_out = 0  # times since the last one that counted
 
     @property
@@ -119,7 +119,7 @@ class DraftStepTimes:
     def record(self, sequences: int, tokens: int, seconds: float, *, is_beside_stream: bool = False) -> None:
         """Record that ``tokens`` steps on ``sequences`` took ``seconds``; impossible figures are ignored.
 
-        The prior and the first times have equal weights, later ones that of a moving average.
+        The prior and the first times have equal weights; later ones are weighted as in a moving average.
         """
         if not tokens or seconds <= 0.0 or not 1 <= sequences <= len(self._times):
             return
@@ -146,9 +146,9 @@ class DraftStepTimes:
                 self._times[position] = self._estimate(position + 1)
 
     def _estimate(self, sequences: int) -> float:
-        """Return the time for a size that was never measured, from the nearest sizes that were.
+        """Return the time for a size that was never measured, estimated from the nearest measured sizes.
 
-        Two measured sizes give a line. One scales the prior.
+        Two measured sizes give a line. A single one scales the prior.
         """
         near = sorted(self._measured, key=lambda number: abs(number - sequences))[:2]
         known = self._times[near[0] - 1]
@@ -159,15 +159,15 @@ class DraftStepTimes:
 
 
 class HitRate:
-    """Share of rounds that begin with a pre-drafted branch, in proportion to the acceptance rate.
+    """The share of rounds that begin with a pre-drafted branch, in proportion to the acceptance rate.
 
     Both rise and fall with the text: a real pair of models has 0.82 to 0.85 hits at an acceptance of 0.87 on code, and 0.54 to 0.58 at 0.57
     on prose. So if the acceptance rate changes while drafts are only compared with a stream, the expected hit rate changes, too.
 
     Args:
-        prior: the share believed at first; None: as the acceptance rate.
+        prior: the share believed at first; None for the acceptance rate.
         acceptance: the acceptance rate that the prior goes with.
-        prior_events: rounds that a prior counts for.
+        prior_events: number of rounds that a prior counts for.
     """
 
     def __init__(self, prior: float | None, acceptance: float, prior_events: float) -> None:
@@ -177,7 +177,7 @@ class HitRate:
         self._acceptance = DecayedRatio(DECAY, acceptance, events)
 
     def record(self, is_hit: bool, acceptance: float) -> None:
-        """Record whether a round began with an adopted branch, and the acceptance rate that was expected of it."""
+        """Record whether a round began with an adopted branch, and the acceptance rate that was expected for it."""
         self._hits.record(is_hit)
         self._acceptance.record(acceptance)
 
@@ -197,7 +197,7 @@ class RoundTrip:
     """Seconds from sending a draft to its verdict, and the link's part of them.
 
     Args:
-        prior_wait: seconds, until a verdict is measured.
+        prior_wait: the wait to assume until a verdict is measured, seconds.
 
     Attributes:
         queue_depth: utilisation of the verifier's queue at the last verdict, 0..1.
@@ -213,7 +213,7 @@ class RoundTrip:
         self._fixed = Ewma(0.0, first_weight=1.0)  # a wait without its computing
 
     def expect_costs(self, costs: RowCosts | None) -> None:
-        """Set what the verifier's rounds cost by their rows, as it reported; None: it didn't."""
+        """Set what the verifier's rounds cost by their rows, as it reported, or None if it didn't report it."""
         self._costs = costs
 
     def expect_rtt(self, seconds: float) -> None:
@@ -228,8 +228,8 @@ class RoundTrip:
         Args:
             seconds, server_seconds: the two times.
             queue_depth: utilisation of the verifier's queue, 0..1.
-            computed: rows of the round, and the seconds of its batch; None: not known.
-            read: tokens that the batch read beside those rows. Their time isn't in the list, so it counts like that of the queue.
+            computed: rows of the round, and the seconds of its batch; None if not known.
+            read: tokens that the batch read besides those rows. Their time isn't in the list, so it counts as queueing.
         """
         if self._costs is not None and computed is not None and computed[1] > 0.0:
             rows, spent = computed
@@ -242,14 +242,14 @@ class RoundTrip:
         self.queue_depth = queue_depth
 
     def record_lost(self, seconds: float) -> None:
-        """Record that no verdict came within ``seconds``: so long is a wait, whatever the verifier says that rows cost."""
+        """Record that no verdict came within ``seconds``. That is how long a wait takes, whatever the verifier reports about row costs."""
         self.record(seconds, queue_depth=self.queue_depth, server_seconds=0.0)
         if self._costs is not None:
             self._fixed.record(seconds)
 
     @property
     def prices(self) -> tuple[float, RowCosts] | None:
-        """Seconds of a wait that don't depend on the round, link and queue, and those that do, by its rows; None: not known.
+        """The seconds of a wait that don't depend on the round (link and queue), and its costs by rows; None if not known.
 
         The costs follow the measured ones: a verifier under load takes longer than it reported.
         """
@@ -258,13 +258,13 @@ class RoundTrip:
 
     @property
     def _fixed_wait(self) -> float | None:
-        """Seconds of a wait that don't depend on the round; before the first verdict the link's round trip. None: not known."""
+        """Seconds of a wait that don't depend on the round; before the first verdict the link's round trip. None if unknown."""
         return self._fixed.value if self._fixed.is_measured else self._expected_rtt
 
     def wait(self, target_step: float, rows: int = 2) -> float:
         """Return the seconds from a draft to its verdict. Before the first verdict that is the round trip and one target step, if known.
 
-        With the verifier's costs it is that of a round with so many rows.
+        If the verifier's costs are known, it is the wait of a round with this many rows.
         """
         if self._costs is not None and (fixed := self._fixed_wait) is not None:
             return fixed + self._scale.value * self._costs.seconds(rows)
@@ -272,7 +272,7 @@ class RoundTrip:
 
     @property
     def rtt(self) -> float:
-        """Mean round trip of the link, seconds. Before the first verdict: the expected one; 0: not known."""
+        """Mean round trip of the link, seconds. Before the first verdict it is the expected one, or 0 if not known."""
         return self._rtt.value if self._wait.is_measured else self._expected_rtt or 0.0
 
 
@@ -297,7 +297,7 @@ class _RecentPace:
         self.forget(_PACE_TOKENS)
 
     def forget(self, kept: int) -> None:
-        """Forget all but the last ``kept`` tokens. Of those that came together a part may stay."""
+        """Forget all but the last ``kept`` tokens. A part of the tokens that came together may stay."""
         while self._tokens > kept:
             tokens, seconds = self._times.popleft()
             surplus = min(tokens, self._tokens - kept)
@@ -310,11 +310,11 @@ class _RecentPace:
 class RemoteStepTime:
     """Seconds between two tokens of the remote stream, and whether they should be measured again.
 
-    Where device and server share a memory, a stream is slower while the device drafts. So times beside a draft count until others are
-    known, and again after many without others.
+    Where device and server share memory, a stream is slower while the device drafts. So times during a draft only count until others
+    are known, and again after many without others.
 
     Args:
-        prior: seconds; None: not known, so it is measured before anything is drafted.
+        prior: seconds; None if not known, and then it is measured before anything is drafted.
 
     Attributes:
         seconds: the mean of the last ones.
@@ -329,10 +329,10 @@ class RemoteStepTime:
         self._pace = _RecentPace()
         if prior is not None:
             self._pace.record(_PRIOR_TOKENS, _PRIOR_TOKENS * prior)
-        self._is_beside_draft = prior is None  # no other time is known, or has come lately
-        self._left_out = _RecentPace()  # times beside a draft
+        self._is_beside_draft = prior is None  # no other time is known, or has come recently
+        self._left_out = _RecentPace()  # times during a draft
         self._left_out_events = 0  # of those, since the last one that counted
-        self._streamed = _MAX_STALE if self.is_known else 0  # tokens of streams that were measured
+        self._streamed = _MAX_STALE if self.is_known else 0  # measured tokens of streams
         self._sampled = 0  # of those, since the pace was last known well
         self._drafted = 0  # tokens that drafts gave since then
 
@@ -355,7 +355,7 @@ class RemoteStepTime:
             self._drafted = self._sampled = 0
 
     def _leave_out(self, tokens: int, seconds: float) -> None:
-        """Record a time beside a draft. After many it is taken that there are no others."""
+        """Record a time during a draft. After many it is assumed that there are no others."""
         self._left_out.record(tokens, seconds)
         self._left_out_events += 1
         if self._left_out_events > _MOST_LEFT_OUT_OF_STREAMS:
@@ -374,7 +374,7 @@ class RemoteStepTime:
 
     @property
     def is_stale(self) -> bool:
-        """True if the pace should be measured again, by some tokens of a stream; sooner if few tokens have been measured."""
+        """True if the pace should be measured again with some tokens of a stream, sooner if few tokens have been measured."""
         return self._drafted >= self._lifetime
 
     @property

@@ -1,4 +1,4 @@
-"""Backpressure: no new round starts while the reader has much left to read, so that no tokens are made that may never be read.
+"""Backpressure: no new round starts while the reader has much left to read, so that no tokens are generated that may never be read.
 
 A round that has started is finished. A drafted chunk stays where it is until the reader catches up. The time in between is charged neither
 to drafting nor to the stream.
@@ -12,7 +12,7 @@ __all__ = ["Backpressure"]
 
 
 class Backpressure:
-    """The decision whether the next round of an answer is held back.
+    """Decides whether the next round of an answer is held back.
 
     Args:
         time_account: skips the time in which a round was held back.
@@ -27,7 +27,7 @@ class Backpressure:
         self._held_since: float | None = None
 
     def request(self, *, is_streaming: bool, now: float) -> None:
-        """Record that the reader has much left to read. ``is_streaming``: a remote stream is open, and is not read from now on."""
+        """Record that the reader has much left to read. ``is_streaming``: a remote stream is open, which is not read from now on."""
         self.is_requested = True
         if is_streaming:
             self._held_since = now

@@ -1,7 +1,7 @@
 """Draft sequences, the branches that assume a verdict, and the round that awaits its verdict (Synera section 4.4).
 
-A branch assumes at which position the verifier rejects and which token it puts there. A verdict that is exactly that adopts the branch with
-the tokens it has by then. Every other branch is dropped. Nothing waits for a branch.
+A branch assumes at which position the verifier rejects and which token it puts there. A verdict that is exactly this one adopts the branch
+with the tokens it has by then. Every other branch is dropped. Nothing waits for a branch.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ BranchKind = Literal["accept all", "reject"]
 
 @dataclass(slots=True)
 class DraftSequence:
-    """A draft while it is written: the trunk after the committed tokens, or a branch after an assumed verdict.
+    """A draft while it is being written: the trunk after the committed tokens, or a branch after an assumed verdict.
 
     Args:
-        version: number of the command that it is written by.
-        requested: tokens that this command asks for.
+        version: number of the command that has it written.
+        requested: number of tokens that this command asks for.
         started: when the command was given, seconds.
-        branch: the verdict that it assumes; None: it follows committed tokens.
-        tokens: drafted so far. The assumed token is among them only if the draft model wrote it itself.
+        branch: the verdict that it assumes; None if it follows committed tokens.
+        tokens: the tokens drafted so far. The assumed token is among them only if the draft model wrote it itself.
         is_finished: no more tokens come from this command.
-        importance: mean importance of its tokens; None: not measured.
+        importance: mean importance of its tokens; None if not measured.
         earlier: number of its first tokens that earlier commands wrote.
-        earlier_importance: mean importance of those first tokens; None: not measured.
-        is_beside_stream: the remote stream gives the answer meanwhile, and the draft is only compared with it.
+        earlier_importance: mean importance of those first tokens; None if not measured.
+        is_beside_stream: the remote stream generates the answer meanwhile, and the draft is only compared with it.
         is_timed: the command's whole duration is drafting time, because there is little to read first.
         first_at: when the first tokens of this command came, seconds.
         first: number of tokens that came then.
-        is_measurable: its times say how fast the device drafts.
+        is_measurable: its times show how fast the device drafts.
         is_fork: its sequence was forked from the device's own one. A fork may lack space that the own sequence has.
         is_trunk_branch: it assumes a verdict and is written on the device's own sequence.
-        target_length: tokens that a trunk branch is to have.
-        is_lookup: it was looked up, so there may be fewer tokens than asked for anywhere.
+        target_length: number of tokens that a trunk branch should have.
+        is_lookup: it was looked up, so there may be fewer tokens than requested at any place.
     """
 
     version: int
@@ -76,7 +76,7 @@ class DraftSequence:
 
     @property
     def is_exhausted(self) -> bool:
-        """True if a lookup found fewer tokens than requested: here are no more, but there may be some after the next token."""
+        """True if a lookup found fewer tokens than requested: there are no more here, but there may be some after the next token."""
         return self.is_lookup and self.is_finished and self.written < self.requested
 
     @property
@@ -85,7 +85,7 @@ class DraftSequence:
         return [token.id for token in self.tokens]
 
     def drafting_time(self, *, now: float) -> tuple[int, float] | None:
-        """Return a number of tokens and the seconds they took; None: they say nothing about the device.
+        """Return a number of tokens and the seconds that they took, or None if that says nothing about the device's speed.
 
         If much had to be read first, the first tokens are left out. Several tokens that come at once may come late. A single token after
         them then seems to take no time, so it isn't measured.
@@ -117,11 +117,11 @@ class DraftSequence:
     def matches(self, accepted: int, token: int | None) -> bool:
         """Return True if a verdict is the one that this branch assumes.
 
-        A branch without a token of its own assumes the draft model's next token. It matches only once that token is drafted.
+        A branch without a token assumes the draft model's next token. It matches only once that token is drafted.
 
         Args:
             accepted: draft tokens that the verdict accepts.
-            token: the token after them; None: the verdict has none, which matches a branch without a token of its own.
+            token: the token after them; None if the verdict has none, which matches a branch without a token.
         """
         if self.branch is None or self.branch.position != accepted:
             return False
@@ -130,7 +130,7 @@ class DraftSequence:
         return bool(self.tokens) and self.tokens[0].id == token
 
     def predicted_verdict(self) -> tuple[int, list[DraftToken]] | None:
-        """Return the last token of the assumed verdict, and the draft after it; None: that token isn't known yet."""
+        """Return the last token of the assumed verdict, and the draft after it; the token is None if it isn't known yet."""
         if self.branch is None or not self.tokens:
             return None
         if self.branch.token is None:
@@ -138,7 +138,7 @@ class DraftSequence:
         return self.branch.token, self.tokens
 
     def assume_accepted(self, sent: int, target_length: int) -> None:
-        """Become a branch that assumes that all of the first ``sent`` tokens, which are being verified, are accepted."""
+        """Become the branch that assumes that all of the first ``sent`` tokens, which are being verified, are accepted."""
         self._drop_first(sent)
         self.branch = Branch(sent, None, 1.0)
         self.is_trunk_branch, self.target_length = True, target_length
@@ -157,7 +157,7 @@ class DraftSequence:
         return bool(self.tokens) and self.tokens[0].id == token
 
     def pass_first(self) -> None:
-        """Leave the first token to the verdict, which has it too."""
+        """Drop the first token, because the verdict contains it too."""
         self._drop_first(1)
 
     def _drop_first(self, count: int) -> None:
@@ -169,7 +169,7 @@ class DraftSequence:
 
 
 RoundState = Literal["unsent", "sent", "refused"]
-"""Waiting for a connection; sent, and its verdict is awaited; refused, and to be sent again."""
+"""Waiting for a connection; sent, with its verdict awaited; or refused, to be sent again."""
 
 
 @dataclass(slots=True)
@@ -177,16 +177,16 @@ class Round:
     """One draft on its way to the verifier, until its verdict.
 
     Args:
-        draft: tokens to verify; empty: only the target model's next token is wanted.
-        number: number of the last ``SendDraft``; -1: never sent.
+        draft: tokens to verify; empty if only the target model's next token is wanted.
+        number: number of the last ``SendDraft``; -1 if never sent.
         state: how far it has come.
         sent: when it was last sent, seconds.
         given: committed tokens that were sent with it for the verifier to read.
-        is_first: it is the first of its connection, so a prompt is read in it.
+        is_first: it is the first of its connection, so the prompt is read in it.
         retry_at: when a refused draft may be sent again, seconds.
         branches: number of branches that assume its verdict.
         ahead: drafts that were sent ahead of its verdict, by that verdict: (accepted tokens, token after them).
-        ahead_since: when the verdict arrived that this round had been sent ahead of, seconds; None: it was not sent ahead.
+        ahead_since: when the verdict ahead of which this round was sent arrived, seconds; None if it was not sent ahead.
         siblings: other tokens for positions of the draft, which make it a tree; in it they are numbered after the draft's tokens.
     """
 
@@ -219,7 +219,7 @@ class Round:
 
     @property
     def sent_ids(self) -> tuple[int, ...]:
-        """Token ids of the draft, then those of the siblings."""
+        """Token ids of the draft, then of the siblings."""
         return (*self.ids, *(sibling.token for sibling in self.siblings))
 
     @property
@@ -228,7 +228,7 @@ class Round:
         return (*range(len(self.draft)), *(sibling.position for sibling in self.siblings)) if self.siblings else ()
 
     def sibling(self, accepted: int) -> Sibling | None:
-        """Return the sibling that a verdict with this ``accepted`` ends with; None: it ends on the draft itself."""
+        """Return the sibling that a verdict with this ``accepted`` ends with, or None if it ends on the draft itself."""
         return self.siblings[accepted - len(self.draft) - 1] if accepted > len(self.draft) else None
 
     def position(self, accepted: int) -> int:
@@ -242,7 +242,7 @@ class Round:
         return self.ids[:accepted] if sibling is None else (*self.ids[: sibling.position], sibling.token)
 
     def number_of(self, position: int, token: int) -> int | None:
-        """Return the number in the tree of a token in the place of the draft's one at ``position``; None: it is no sibling."""
+        """Return the number in the tree of a token that replaces the draft's at ``position``, or None if it isn't a sibling."""
         for number, sibling in enumerate(self.siblings, len(self.draft) + 1):
             if (sibling.position, sibling.token) == (position, token):
                 return number
@@ -264,7 +264,7 @@ class Round:
         return alone if self.ahead_since is None else max(alone, self.ahead_since + wait - rtt)
 
     def record_sent(self, number: int, given: int, *, is_first: bool, now: float) -> None:
-        """Record that the round was sent. The verifier forgets drafts that were sent ahead of an earlier try's verdict."""
+        """Record that the round was sent. The verifier forgets drafts that were sent ahead of an earlier attempt's verdict."""
         self.number, self.state, self.sent = number, "sent", now
         self.given, self.is_first, self.ahead_since = given, is_first, None
         self.ahead.clear()
@@ -275,11 +275,11 @@ class Round:
         self.ahead.clear()
 
     def record_lost_connection(self) -> None:
-        """Record that the round waits for a new connection."""
+        """Record that the connection was lost, and the round waits for a new one."""
         self.state = "unsent"
 
     def record_ahead(self, now: float) -> None:
-        """Record that the verdict that this round was sent ahead of has arrived, and was the assumed one."""
+        """Record that the verdict ahead of which this round was sent has arrived, and was the assumed one."""
         self.ahead_since = now
 
     def record_branches(self, count: int) -> None:
@@ -305,12 +305,12 @@ def plan_branches(
         draft: tokens that are being verified.
         estimates: acceptance and times.
         window: tokens of the next draft.
-        max_branches: branches to draft at most.
-        seconds: until the verdict is expected; None: as long as verdicts take.
-        max_ahead: drafts that may be sent ahead of the verdict.
+        max_branches: maximum number of branches to draft.
+        seconds: seconds until the verdict is expected; None for as long as verdicts take.
+        max_ahead: number of drafts that may be sent ahead of the verdict.
         kinds: which verdicts branches may assume.
         end_ids: tokens that end the text; nothing is drafted after one.
-        alternatives: corrections to assume for each position.
+        alternatives: number of corrections to assume for each position.
     """
     ranked = estimates.rank_branches(
         [token.id for token in draft], [token.confidence for token in draft], [token.alternatives for token in draft], alternatives

@@ -1,7 +1,7 @@
-"""The device's drafts of one answer: the trunk after the committed tokens, and the branches beside it.
+"""The device's drafts of one answer: the trunk after the committed tokens, and the branches.
 
-It knows what the device's own sequence holds, so that a new draft reads as few tokens as possible again. It also knows the versions of all
-running drafts: tokens of a draft that was dropped are ignored.
+It knows what the device's own sequence holds, so that a new draft rereads as few tokens as possible. It also knows the versions of all
+running drafts, so that tokens of a dropped draft are ignored.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class DraftState:
         is_lookup: drafts are looked up. They take no time, so only those that are sent count as drafted.
 
     Attributes:
-        trunk: the draft after the committed tokens; None: there is none.
+        trunk: the draft after the committed tokens; None if there is none.
         branches: drafts that assume the awaited verdict, by version.
-        failure: why the device can't draft for the rest of the answer; None: it can.
+        failure: why the device can't draft for the rest of the answer; None if it can.
         is_full: the device's context has no space for another token.
     """
 
@@ -66,14 +66,14 @@ class DraftState:
         self._is_lookup = is_lookup
         self._peer = PeerPrefix()
         self._has_drafted = False  # until the device has written a token of this answer it may still be reading the prompt
-        self._waiting: list[tuple[Branch, int]] = []  # branches to start after the running ones, and the tokens of each
-        self._branch_base, self._width = 0, 1  # committed tokens that branches count from; branches side by side
+        self._waiting: list[tuple[Branch, int]] = []  # branches to start after the running ones, and how many tokens of each
+        self._branch_base, self._width = 0, 1  # committed tokens from which branches count; number of branches side by side
         self._side_by_side = 0  # branches that started together
         self._depth, self._depth_at = 0, 0.0  # tokens of the longest of them, and when it had them
 
     @property
     def is_out(self) -> bool:
-        """True if nothing more can be drafted in this answer."""
+        """True if nothing more can be drafted for this answer."""
         return self.is_full or self.failure is not None
 
     @property
@@ -108,14 +108,14 @@ class DraftState:
         self._emit(DraftTokens(draft.version, len(self._peer.ids), (), count))
 
     def assume_accepted(self, sent: int, target_length: int, *, now: float) -> DraftSequence | None:
-        """Turn the trunk into the branch that assumes that the round accepts it whole, and draft on.
+        """Turn the trunk into the branch that assumes that the round accepts all of it, and continue drafting.
 
         Args:
             sent: tokens of the trunk that are being verified.
-            target_length: tokens that the branch is to have.
+            target_length: number of tokens that the branch should have.
 
         Returns:
-            The branch; None: the device's context is full.
+            The branch, or None if the device's context is full.
         """
         draft, self.trunk = self.trunk, None
         if draft is None or draft.is_context_full:
@@ -133,7 +133,7 @@ class DraftState:
         self.trunk = draft
 
     def _extend_trunk_branch(self, draft: DraftSequence, now: float) -> None:
-        """Draft on along the trunk branch if its command is finished and it lacks tokens."""
+        """Continue drafting the trunk branch if its command is finished and it lacks tokens."""
         more = draft.target_length - len(draft.tokens)
         if draft.is_finished and more > 0 and not (draft.is_context_full or draft.is_exhausted):
             del self.branches[draft.version]
@@ -143,14 +143,14 @@ class DraftState:
     def start_branches(
         self, committed: int, branches: Sequence[Branch], count: Callable[[Branch], int], *, width: int, first_width: int = 0, now: float
     ) -> None:
-        """Draft beside the trunk, which is being verified: ``width`` branches side by side, and the others after them.
+        """Draft branches while the trunk is being verified: ``width`` of them side by side, and the others after them.
 
         Args:
             committed: tokens in front of the draft that is being verified.
             branches: the verdicts to assume, in order.
-            count: returns how many tokens to draft along a branch; 0: none.
+            count: returns how many tokens to draft along a branch, perhaps 0.
             width: branches in one batch.
-            first_width: number of first branches that are drafted before the others; 0: none.
+            first_width: number of first branches that are drafted before the others, perhaps 0.
         """
         self._branch_base, self._width = committed, width
         self._waiting = [(branch, tokens) for branch in branches if (tokens := count(branch)) > 0]
@@ -192,7 +192,7 @@ class DraftState:
         return draft
 
     def _measure(self, draft: DraftSequence, now: float) -> None:
-        """Record how long steps take. The first branch of a batch speaks for all, because few branches are ever finished."""
+        """Record how long steps take. The first branch of a batch represents all, because few branches are ever finished."""
         if draft is self.trunk:
             if draft.is_finished:
                 self._measure_trunk(draft, now)
@@ -216,11 +216,11 @@ class DraftState:
         return self._peer.common_length(committed)
 
     def find_branch(self, accepted: int, token: int | None) -> DraftSequence | None:
-        """Return the branch that assumes this verdict; None: no branch does."""
+        """Return the branch that assumes this verdict, or None if no branch does."""
         return next((draft for draft in self.branches.values() if draft.matches(accepted, token)), None)
 
     def find_branch_of(self, out: Round, event: VerdictReceived) -> DraftSequence | None:
-        """Return the branch that assumes the verdict on a round; None: no branch does.
+        """Return the branch that assumes the verdict on a round, or None if no branch does.
 
         If the verdict ends with a sibling, that is the branch that assumed the sibling as the correction, without the token after it.
         """
@@ -238,7 +238,7 @@ class DraftState:
         Args:
             draft: the branch.
             committed: tokens of the answer, the verdict's included.
-            token: the verdict's last token; None: no verdict arrived, and the draft is committed by the device alone.
+            token: the verdict's last token; None if no verdict arrived and the device commits the draft alone.
         """
         self._report.hits += token is not None
         self._report.adopted += len(draft.tokens)

@@ -1,4 +1,4 @@
-"""The window of the next draft, and where a draft ends before it: a window policy applied to what was measured."""
+"""The window of the next draft, and where a draft ends early: a window policy applied to what was measured."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from streamco.profiles.row_costs import RowCosts
 
 __all__ = ["DraftWindow"]
 
-_DECAY = 0.98  # what a drafted token counts for after the next one
+_DECAY = 0.98  # the weight of a drafted token after the next one
 
 
 class DraftWindow:
-    """A window policy, its stabilised proposals, and how long drafts are in fact.
+    """A window policy, its stabilised proposals, and the actual lengths of drafts.
 
     Args:
-        policy: proposes windows; None: always four tokens.
-        stabiliser: smooths and rounds the proposals; None: they are only rounded.
-        mode_stabiliser: smooths and rounds the proposals that the mode is chosen by; None: the mode is chosen by the last one as it is.
+        policy: proposes windows; None for always four tokens.
+        stabiliser: smooths and rounds the proposals; if None, they are only rounded.
+        mode_stabiliser: smooths and rounds the proposals that the mode is chosen by; if None, the mode is chosen by the last one as it is.
 
     Attributes:
         tokens: longest length of the next draft.
-        proposal: what the mode is chosen by: the policy's last proposal, or the stabilised ones.
+        proposal: the window by which the mode is chosen: the policy's last proposal, or the stabilised one.
     """
 
     def __init__(self, policy: WindowPolicy | None, stabiliser: Stabiliser | None, mode_stabiliser: Stabiliser | None = None) -> None:
         self._policy: WindowPolicy = policy or Static()
-        # Looked up once: an isinstance check of a Protocol costs more than the arithmetic of a round.
+        # Looked up once, because an isinstance check of a Protocol costs more than the arithmetic of a round.
         self._ends_early = self._policy if isinstance(self._policy, EndsDraftsEarly) else None
         self._min_confidence = self._policy.min_confidence if isinstance(self._policy, EndsAtDoubtfulToken) else 0.0
         self._decides_fused = self._policy if isinstance(self._policy, DecidesFusedMode) else None
@@ -47,7 +47,7 @@ class DraftWindow:
         self.proposal = float(self._policy.first)
         self.tokens = self.settled = self._policy.first
         self._min_chance = 0.0
-        self._surcharges: list[float] = []  # on that chance, by the length of a draft, for the rows that it adds
+        self._surcharges: list[float] = []  # on the required chance, by the length of a draft, for the rows that it adds
         self._rate = 0.0  # tokens per second
         self._costs: RowCosts | None = None  # of the verifier's rows, if the policy ends drafts early
         self._length = Ewma(float(self.tokens))  # of drafts that end before the window
@@ -55,7 +55,7 @@ class DraftWindow:
 
     @property
     def decides_mode(self) -> bool:
-        """True if the policy proposes fused mode where that is faster, so that the arithmetic of rates need not decide."""
+        """True if the policy proposes fused mode where that is faster, so that the rates needn't be compared."""
         return self._decides_fused is not None and self._decides_fused.may_fuse
 
     @property
@@ -77,11 +77,11 @@ class DraftWindow:
         return self.tokens
 
     def should_end(self, chance: float, confidence: float = 1.0, *, length: int = 1) -> bool:
-        """Return True if a draft of ``length`` should end: so likely is it accepted whole, so sure is its last token."""
+        """Return True if a draft of ``length`` should end. ``chance``: that it is accepted whole; ``confidence``: of its last token."""
         return chance < self._min_chance + self._surcharge(length) or confidence < self._min_confidence
 
     def should_have_ended(self, chances: Sequence[float]) -> bool:
-        """Return True if a draft should have ended before its last token, at the end of a stair: its tokens may come several at a time.
+        """Return True if a draft should have ended before its last token, at the end of a stair, because several tokens may come at a time.
 
         Args:
             chances: probability that the first 1, 2, ... tokens are all accepted.
@@ -89,14 +89,14 @@ class DraftWindow:
         return any(self._is_stair_end(chance, length) for length, chance in enumerate(chances[:-1], 1))
 
     def useful_length(self, chances: Sequence[float], *, is_sampled: bool) -> int:
-        """Return how many tokens of a draft that exists are worth their rows at the verifier; all of them if its costs aren't known.
+        """Return how many tokens of an existing draft are worth their rows at the verifier; all of them if its costs aren't known.
 
-        Each further token adds its chance to the round's tokens and time to the verification, in which ``rate`` x seconds are lost.
+        Each additional token adds its chance to the round's tokens, and time to the verification, in which ``rate`` x seconds are lost.
 
         Args:
             chances: probability that the first 1, 2, ... tokens are all accepted.
-            is_sampled: the tokens were drawn. Then a token must not decide whether the tokens before it are sent without it: those that are
-                sent would be likelier to have one follower than another, and the answer would not have the target's distribution. So
+            is_sampled: the tokens were drawn. Then a token must not decide whether the tokens before it are sent without it: sent tokens
+                would be followed by some tokens more often than by others, and the answer wouldn't have the target's distribution. So
                 the draft ends where it should have ended by what was known there.
         """
         if self._costs is None or not chances:
@@ -109,12 +109,12 @@ class DraftWindow:
         return max(best)[1]
 
     def _is_stair_end(self, chance: float, length: int) -> bool:
-        """Return True if the next token begins rows that cost more than they are expected to bring."""
+        """Return True if the next token starts rows that cost more than their expected gain."""
         surcharge = self._surcharge(length)
         return surcharge > 0.0 and chance < self._min_chance + surcharge
 
     def _surcharge(self, length: int) -> float:
-        """Return what the rows of a further token add to the chance that a draft of ``length`` needs to go on."""
+        """Return what the rows of one more token add to the chance that a draft of ``length`` needs in order to continue."""
         return self._surcharges[length - 1] if 1 <= length <= len(self._surcharges) else 0.0
 
     @property
@@ -124,7 +124,7 @@ class DraftWindow:
 
     @property
     def drafted_acceptance(self) -> float | None:
-        """Share of recent drafted tokens that were accepted, 0..1; those after a rejected one were not. None: no round yet."""
+        """Share of recent drafted tokens that were accepted, 0..1; those after a rejected one were not. None if there was no round yet."""
         return self._drafted.value if self._drafted.events else None
 
     def record_accepted(self, tokens: int, accepted: int) -> None:
@@ -133,6 +133,6 @@ class DraftWindow:
             self._drafted.record(position < accepted)
 
     def record_length(self, length: int, *, has_ended: bool) -> None:
-        """Record the length of a verified draft. ``has_ended``: the policy ended it; a draft cut short by something else says nothing."""
+        """Record the length of a verified draft. ``has_ended``: the policy ended it; a draft cut short by something else is ignored."""
         if length >= min(self._length.value, self.tokens) or has_ended:
             self._length.record(length)

@@ -1,7 +1,7 @@
-"""What is known about a draft model and its verifier: measured round by round, kept over answers, and asked by the policies.
+"""What is known about a draft model and its verifier: measured in every round, kept across answers, and used by the policies.
 
-The machine leaves some times out: those of the device's first token, the first round and the first remote token, because a prompt is read
-in them.
+The machine leaves out the times of the device's first token, the first round and the first remote token, because they include reading the
+prompt.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ __all__ = ["Forecast", "SpeculationEstimates"]
 
 Forecast = Literal["learned", "geometric", "sampled"]
 """How rejections are forecast: from each token's acceptance probability, learned by confidence; or as in Synera section 4.4, from one
-acceptance rate that confidence bends. "sampled" draws the position and the correction of a single branch from the latter, as the paper
-does; the others rank all branches."""
+acceptance rate that is adjusted by confidence. "sampled" draws the position and the correction of a single branch from the latter, as the
+paper does; the others rank all branches."""
 
-_ROUND_DECAY = 0.9  # what a round counts for after the next one where windows matter, which change soon
+_ROUND_DECAY = 0.9  # the weight of a round after the next one where windows matter, which soon change
 _FIRST_WEIGHT = 0.5  # of a new opening share
 _CONFIDENCE_WEIGHT = 0.05  # of a new token's confidence
 _PRIOR_AHEAD = 0.4  # share of rounds in which the next draft is sent ahead, until it is measured: less than in most simulations
-_STANDARD_ERRORS = 2.0  # by which the acceptance rate may be above its mean
-_PRIOR_TOKENS = 8.0  # draft tokens that the prior acceptance counts for
-_PRIOR_ROUNDS = 4.0  # rounds that the prior hit rate, and the expected tokens of a round, count for
+_STANDARD_ERRORS = 2.0  # how far the acceptance rate may be above its mean
+_PRIOR_TOKENS = 8.0  # draft tokens as which the prior acceptance counts
+_PRIOR_ROUNDS = 4.0  # rounds as which the prior hit rate and the expected tokens of a round count
 
 
 class _Forecasting(NamedTuple):
-    """How rejections are forecast, and what draws the branches of the forecast "sampled"."""
+    """How rejections are forecast, and the random source for the branches of the forecast "sampled"."""
 
     kind: Forecast
     rng: Random
 
 
 class _RoundAverages(NamedTuple):
-    """What rounds were like.
+    """Averages over rounds.
 
     Attributes:
         hit_rate: share of rounds that began with an adopted branch.
         adopted: tokens of such a branch.
         ahead_rate: share of rounds after which the next draft had been sent ahead.
-        gain: tokens of a round over those that the acceptance rate promises for a draft of its length.
+        gain: ratio of a round's tokens to those that the acceptance rate predicts for a draft of its length.
         verified: counts rounds.
-        drafted: tokens that the device writes in a round, on branches that are dropped, too.
+        drafted: tokens that the device writes in a round, including those on dropped branches.
     """
 
     hit_rate: HitRate
@@ -77,25 +77,25 @@ class SpeculationEstimates:
     """The estimates of one draft model and one verifier, which outlive an answer.
 
     Args:
-        budget: share of the draft tokens that are verified, 0..1; 1: lossless.
-        window: policy that says how many tokens to draft; None: four.
-        stabiliser: smooths the policy's proposals; None: they are only rounded.
-        mode_stabiliser: smooths the proposals that the mode is chosen by (DSD section 4.4, technique 3); None: it is chosen by the last
+        budget: share of the draft tokens that are verified, 0..1; 1 for a lossless answer.
+        window: policy that says how many tokens to draft; None for four.
+        stabiliser: smooths the policy's proposals; if None, they are only rounded.
+        mode_stabiliser: smooths the proposals that the mode is chosen by (DSD section 4.4, technique 3); None if it is chosen by the last
             one.
-        prior: what is believed at first.
-        rule: which offloading filters are used.
+        prior: what is assumed at first.
+        rule: the offloading filters to use.
         confidence_threshold: c_th of the confidence filter, profiled.
         chunks: (confidence, importance) of measured chunks, for the first offloading plan.
         forecast: how rejections are forecast.
-        rng: draws the branches of the forecast "sampled"; None: from a fixed seed.
+        rng: draws the branches of the forecast "sampled"; None for a fixed seed.
 
     Attributes:
         steering: holds the offloaded share at the budget.
         switch: says which mode pays.
-        energy: seconds that the energy of a drafted token is worth to the user; 0: energy doesn't count.
+        energy: seconds that the energy of a drafted token is worth to the user; 0 if energy doesn't count.
 
     Raises:
-        ConfigError: a budget outside 0..1.
+        ConfigError: the budget is outside 0..1.
     """
 
     def __init__(
@@ -146,17 +146,17 @@ class SpeculationEstimates:
     # Several verifiers
 
     def at(self, verifier: str) -> SpeculationEstimates:
-        """Return the estimates of an answer at one of several verifiers: the times of rounds are that verifier's, all else is shared."""
+        """Return the estimates for an answer at one of several verifiers. Round times are that verifier's; everything else is shared."""
         other = copy(self)
         other.move_to(verifier)
         return other
 
     def move_to(self, verifier: str) -> None:
-        """Go on with the times of rounds at another verifier, for estimates that ``at`` returned."""
+        """Continue with the times of rounds at another verifier, for estimates that ``at`` returned."""
         self._round_trip = self._round_trips[verifier]
 
     def share_verifiers(self, other: SpeculationEstimates) -> None:
-        """Share the times of rounds at several verifiers with estimates under another budget, on which they don't depend."""
+        """Share the times of rounds at several verifiers with estimates for another budget, on which they don't depend."""
         self._round_trips = other._round_trips
 
     # Acceptance
@@ -173,7 +173,7 @@ class SpeculationEstimates:
 
     @property
     def mean_confidence(self) -> float | None:
-        """Mean confidence of draft tokens, 0..1; None: not measured."""
+        """Mean confidence of draft tokens, 0..1, or None if not measured."""
         return self._confidence.value if self._has_confidence or self._confidence.is_measured else None
 
     def forecast(self, confidences: Sequence[float]) -> RejectionForecast:
@@ -199,12 +199,12 @@ class SpeculationEstimates:
         return rank_branches(forecast, draft, rows, self.acceptance, alternatives)
 
     def record_verdict(self, confidences: Sequence[float], accepted: int, *, is_hit: bool | None, has_sibling: bool = False) -> None:
-        """Record what became of a draft.
+        """Record the outcome of a draft.
 
         Args:
             confidences: confidences of its tokens.
             accepted: number of accepted tokens.
-            is_hit: a branch was adopted; None: there were no branches.
+            is_hit: True if a branch was adopted; None if there were no branches.
             has_sibling: a sibling was accepted after those tokens.
         """
         expected_acceptance = self.acceptance
@@ -228,7 +228,7 @@ class SpeculationEstimates:
             self._rounds.hit_rate.record(is_hit, expected_acceptance)
 
     def record_compared(self, draft: Sequence[DraftToken], streamed: Sequence[int]) -> None:
-        """Record which of a draft's first tokens a stream has given in their place, up to the first other one."""
+        """Record which of a draft's first tokens a stream has given as well, up to the first difference."""
         for token, given in zip(draft, streamed, strict=False):
             is_same = token.id == given
             self._acceptance.record(is_same)
@@ -247,12 +247,12 @@ class SpeculationEstimates:
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of rounds that are expected to begin with an adopted branch, at the present acceptance rate; None: none was measured."""
+        """Expected share of rounds that begin with an adopted branch, at the present acceptance rate; None if not measured."""
         return self._rounds.hit_rate.at(self.acceptance) if self._rounds.hit_rate.is_measured else None
 
     @property
     def round_energy(self) -> float:
-        """Seconds that the energy of the tokens that are drafted in a round is worth."""
+        """Seconds that the energy of a round's drafted tokens is worth."""
         if not self.energy:
             return 0.0
         known = self.conditions()
@@ -267,7 +267,7 @@ class SpeculationEstimates:
 
     @property
     def proposal(self) -> float:
-        """The window that the mode is chosen by, tokens: the policy's last proposal, or the smoothed and rounded one."""
+        """The window by which the mode is chosen, tokens: the policy's last proposal, or the smoothed and rounded one."""
         return self._window.proposal
 
     @property
@@ -344,17 +344,17 @@ class SpeculationEstimates:
     # Rounds
 
     def expect_rounds(self, *, branches: int, ahead: int) -> None:
-        """Set how the rounds of the next answer are made.
+        """Set how the rounds of the next answer work.
 
         Args:
             branches: maximum number of branches drafted while a verdict is out.
-            ahead: maximum number of these that are sent ahead of the verdict.
+            ahead: maximum number of them that are sent ahead of the verdict.
         """
         self._is_parallel = branches > 0
         self._is_ahead = branches > 0 and ahead > 0 and self.is_lossless
 
     def conditions(self) -> RoundConditions:
-        """Return the figures that the mode is chosen by."""
+        """Return the figures by which the mode is chosen."""
         first, *more = self.step_times
         window = self.usual_window
         ahead, ahead_rounds = self._rounds.ahead_rate.with_prior(_PRIOR_AHEAD, _PRIOR_ROUNDS)
@@ -372,12 +372,12 @@ class SpeculationEstimates:
             adopted=self._rounds.adopted.value if self._rounds.adopted.events else None,
             budget=min(1.0, max(0.01, self.steering.budget)),
             round_tokens=min(window + 1.0, expected_tokens(self.acceptance, window) * self._rounds.gain.value),
-            energy=self.energy if self.is_lossless else 0.0,  # else the device writes in any case
+            energy=self.energy if self.is_lossless else 0.0,  # otherwise the device writes in any case
             drafted=self._rounds.drafted.value if self.is_lossless and self._rounds.drafted.events else None,
         )
 
     def conditions_of(self, draft: Sequence[DraftToken], *, leaves_stream: bool = False) -> RoundConditions:
-        """Return ``conditions`` for a round with this draft. ``leaves_stream``: a stream that is open would have to be opened again."""
+        """Return ``conditions`` for a round with this draft. ``leaves_stream``: an open stream would have to be opened again."""
         known = self.conditions()
         return replace(
             known,
@@ -389,7 +389,7 @@ class SpeculationEstimates:
     def can_pay(self) -> bool:
         """Return True if drafting would be faster than the remote stream with an acceptance rate at its upper confidence bound.
 
-        Also True until the device's pace is measured.
+        Also returns True until the device's pace is measured.
         """
         if not self._step_times.is_measured:
             return True
@@ -401,15 +401,15 @@ class SpeculationEstimates:
         return rates.speculative > rates.remote
 
     def record_written(self, tokens: int) -> None:
-        """Record that the device has written ``tokens``, whatever becomes of them."""
+        """Record that the device has written ``tokens``, whatever happens to them."""
         self._rounds.drafted.total += tokens
 
     def record_adopted(self, tokens: int) -> None:
-        """Record that a branch of so many tokens was adopted when its verdict came."""
+        """Record that a branch of this many tokens was adopted when its verdict came."""
         self._rounds.adopted.record(tokens)
 
     def record_ahead(self, was_sent: bool) -> None:
-        """Record a verdict of a round with branches. ``was_sent``: the next draft had been sent ahead for just that verdict."""
+        """Record a verdict of a round with branches. ``was_sent``: the next draft had been sent ahead for exactly that verdict."""
         self._rounds.ahead_rate.record(was_sent)
 
     # Times
@@ -430,7 +430,7 @@ class SpeculationEstimates:
 
     @property
     def rtt(self) -> float:
-        """Mean round trip of the link, seconds. Before the first verdict: the expected one; 0: not known."""
+        """Mean round trip of the link, seconds. Before the first verdict it is the expected one, or 0 if not known."""
         return self._round_trip.rtt
 
     @property
@@ -443,7 +443,7 @@ class SpeculationEstimates:
         self._round_trip.expect_rtt(seconds)
 
     def expect_row_costs(self, costs: RowCosts | None) -> None:
-        """Set what the verifier's rounds cost by their rows, as it reported; None: it didn't."""
+        """Set what the verifier's rounds cost by their rows, as it reported, or None if it didn't report it."""
         self._round_trip.expect_costs(costs)
 
     def record_wait(
@@ -481,11 +481,11 @@ class SpeculationEstimates:
 
     @property
     def prompt_time(self) -> float:
-        """Seconds in which the remote stream reads a prompt, by recent answers; 0: not known."""
+        """Seconds that the remote stream takes to read a prompt, by recent answers; 0 if not known."""
         return self._prompt_time.value
 
     def record_prompt(self, seconds: float) -> None:
-        """Record how long the remote stream took to read a prompt. As long as nothing is known, 0 s says nothing."""
+        """Record how long the remote stream took to read a prompt. As long as nothing is known, 0 s is ignored."""
         if seconds or self._prompt_time.is_measured:
             self._prompt_time.record(seconds)
 

@@ -1,7 +1,7 @@
 """The events and commands of the speculation machine.
 
 Lengths and positions count tokens of the answer from its beginning. The driver adds the prompt in front of it. Drafts, branches and remote
-streams have *versions*, which share one counter. The machine ignores events of a version or a round that is over.
+streams have *versions*, which share one counter. The machine ignores events of a version or round that is over.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class DraftToken(Struct, frozen=True):
 
     Args:
         id: the token.
-        confidence: probability that the draft model gives it, 0..1.
+        confidence: probability that the draft model assigns to it, 0..1.
         alternatives: the draft model's likeliest tokens at its position; this one may be among them.
-        row: the distribution it was sampled from, in the driver's own form; passed on with ``SendDraft``. None: greedy.
+        row: the distribution it was sampled from, in the driver's own form; passed on with ``SendDraft``. None for greedy.
     """
 
     id: int
@@ -73,7 +73,7 @@ class TokensDrafted(Struct, frozen=True):
         tokens: the new tokens, in order.
         is_finished: no more tokens of this version come. If there are fewer than requested and no end of the text, the device's context is
             full.
-        importance: mean importance of this version's tokens so far; None: not measured.
+        importance: mean importance of this version's tokens so far; None if not measured.
     """
 
     version: int
@@ -95,10 +95,10 @@ class VerifierConnected(Struct, frozen=True):
 
 
 class VerifierLost(Struct, frozen=True):
-    """The connection broke or the session was refused, and the round that was out is lost. The verifier endpoint tries again.
+    """The connection broke or the session was refused, and the round that was out is lost. The verifier endpoint retries.
 
     Args:
-        retry_after: seconds for which the verifier takes no session, as it reported; None: it may be back at any time.
+        retry_after: seconds for which the verifier takes no session, as it reported; None if it may be back at any time.
     """
 
     retry_after: float | None = None
@@ -111,7 +111,7 @@ class VerifierFailed(Struct, frozen=True):
 
 
 class ExpectedVerdict(Struct, frozen=True):
-    """A verdict that a draft was sent ahead of: its round, the number of accepted tokens, and the token after them."""
+    """A verdict ahead of which a draft was sent: its round, the number of accepted tokens, and the token after them."""
 
     round: int
     accepted: int
@@ -124,10 +124,10 @@ class VerdictReceived(Struct, frozen=True, kw_only=True):
     Args:
         round: number of the ``SendDraft`` that it answers.
         accepted: number of accepted draft tokens; in a tree the last accepted node.
-        token: the target model's token after them; None: the verifier's context is full.
-        rows: the target model's likeliest tokens at each position of the draft and after it, shape (window + 1,); empty: not requested.
+        token: the target model's token after them; None if the verifier's context is full.
+        rows: the target model's likeliest tokens at each position of the draft and after it, shape (window + 1,); empty if not requested.
         queue_depth: utilisation of the verifier's queue, 0..1.
-        queue_seconds, compute_seconds: time that the draft waited and was computed at the verifier.
+        queue_seconds, compute_seconds: how long the draft waited and was computed at the verifier.
     """
 
     round: int
@@ -140,19 +140,19 @@ class VerdictReceived(Struct, frozen=True, kw_only=True):
 
     @property
     def outcome(self) -> ExpectedVerdict | None:
-        """This verdict as the condition of a draft that was sent ahead of it; None: nothing can follow it."""
+        """This verdict as the condition of a draft that was sent ahead of it; None if nothing can follow it."""
         return None if self.token is None else ExpectedVerdict(self.round, self.accepted, self.token)
 
 
 class DraftRefused(Struct, frozen=True):
-    """The verifier is overloaded and its context is as before the draft. ``retry_after`` in seconds; None: not given."""
+    """The verifier is overloaded and its context is as before the draft. ``retry_after`` in seconds, or None if not given."""
 
     round: int
     retry_after: float | None = None
 
 
 class ReaderFellBehind(Struct, frozen=True):
-    """The reader has much left to read, so no new round need start."""
+    """The reader has much left to read, so no new round has to start."""
 
 
 class ReaderCaughtUp(Struct, frozen=True):
@@ -230,7 +230,7 @@ class DropDrafts(Struct, frozen=True):
 class ConnectVerifier(Struct, frozen=True):
     """Open the verifier session, or resume the one that was lost. Its context ends with these tokens of the answer.
 
-    An old connection is given up first. The verifier endpoint tries until it can report ``VerifierConnected`` or ``VerifierFailed``.
+    An old connection is given up first. The verifier endpoint retries until it can report ``VerifierConnected`` or ``VerifierFailed``.
     """
 
     ids: tuple[int, ...]
@@ -244,9 +244,9 @@ class SendDraft(Struct, frozen=True):
         base: position to which the verifier's context is cut.
         given: committed tokens that the verifier then reads.
         ids: tokens to verify after them.
-        rows: ``DraftToken.row`` of each of those, None for a token that was not drawn; empty: greedy.
-        parents: parent of each of those, in a tree (``streamco.policies.drafts.tree_acceptance``); empty: a chain.
-        if_verdict: verify the draft only if this verdict is reached, and then at once, without cutting the context. None: in any case.
+        rows: ``DraftToken.row`` of each of those, None for a token that was not drawn; empty for greedy.
+        parents: parent of each of those, in a tree (``streamco.policies.drafts.tree_acceptance``); empty for a chain.
+        if_verdict: verify the draft only if this verdict is reached, and then at once, without cutting the context. None means in any case.
     """
 
     round: int
@@ -263,7 +263,7 @@ class CloseVerifier(Struct, frozen=True):
 
 
 class OpenRemote(Struct, frozen=True):
-    """Let the target model continue alone after these tokens of the answer, with at most ``max_tokens``; None: no limit."""
+    """Let the target model continue alone after these tokens of the answer, with at most ``max_tokens`` (None for no limit)."""
 
     version: int
     ids: tuple[int, ...]
@@ -277,7 +277,7 @@ class CloseRemote(Struct, frozen=True):
 
 
 class DeliverIds(Struct, frozen=True):
-    """Deliver these tokens to the reader. Origin "draft": they are provisional, and committed or retracted later. Else they are final."""
+    """Deliver these tokens to the reader. With origin "draft" they are provisional: committed or retracted later."""
 
     ids: tuple[int, ...]
     origin: Origin

@@ -1,4 +1,4 @@
-"""The remote stream, used when drafting doesn't pay or can't be verified; and the account of what drafting cost against it."""
+"""The remote stream, used when drafting doesn't pay or can't be verified, and the account that compares drafting with it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from streamco.policies.mode_switch import round_seconds
 
 __all__ = ["RemoteStream", "TimeAccount"]
 
-_WHOLE_ANSWER = 8  # tokens of an answer that came in one piece and still shows how fast the remote stream is
+_WHOLE_ANSWER = 8  # least tokens of an answer that came in one piece and still shows how fast the remote stream is
 
 
 class RemoteStream:
     """The target model's plain generation for one answer.
 
     Args:
-        is_available: an endpoint can generate alone.
+        is_available: there is an endpoint that can generate alone.
         emit: takes commands.
         next_version: returns a new version number.
 
     Attributes:
-        version: version of the open stream; None: no stream is open.
-        failure: why it can't be used for the rest of the answer; None: it can.
+        version: version of the open stream; None if no stream is open.
+        failure: why it can't be used for the rest of the answer; None if it can.
         tokens: tokens of the present stream, or of the last one.
     """
 
@@ -44,11 +44,11 @@ class RemoteStream:
 
     @property
     def is_usable(self) -> bool:
-        """True if the stream can continue the answer, or does so already."""
+        """True if the stream can continue the answer, or is already doing so."""
         return self._is_available and self.failure is None
 
     def open(self, committed: Sequence[int], max_tokens: int | None) -> None:
-        """Continue after the committed tokens, with at most ``max_tokens``; None: no limit."""
+        """Continue after the committed tokens, with at most ``max_tokens`` (None for no limit)."""
         self.tokens = 0
         self.version = self._next_version()
         self._emit(OpenRemote(self.version, tuple(committed), max_tokens))
@@ -82,7 +82,7 @@ class TimeAccount:
 
     Attributes:
         started_at: when the answer began, seconds.
-        prompt_time: seconds in which the remote stream read the prompt of this answer; 0: the answer didn't begin with it.
+        prompt_time: seconds that the remote stream took to read this answer's prompt; 0 if the answer didn't begin with the stream.
     """
 
     def __init__(self, estimates: SpeculationEstimates) -> None:
@@ -90,8 +90,8 @@ class TimeAccount:
         self.started_at = self.prompt_time = 0.0
         self._counted_until = self._opened_at = 0.0
         self._has_begun = False
-        self._is_one_piece = True  # all of the stream that has come, came together
-        self._is_charged = True  # the wait for the stream's first token is drafting's
+        self._is_one_piece = True  # everything that the stream has sent came together
+        self._is_charged = True  # the wait for the stream's first token is charged to drafting
 
     @property
     def has_begun(self) -> bool:
@@ -113,8 +113,8 @@ class TimeAccount:
     def record_ended(self, tokens: int, *, now: float) -> None:
         """Record that the remote stream, or the answer in it, has ended after ``tokens``.
 
-        If all came in one piece, the whole time is all that is known of its pace. For a few tokens most of that time is no pace at all. If
-        a pace is known, the rest of the time was for the prompt, so it only shows whether the stream has become faster.
+        If everything came in one piece, only the total time is known. For a few tokens, most of that time says nothing about the pace. If a
+        pace is known, the rest of the time was for the prompt, so it only shows whether the stream has become faster.
         """
         if self._is_one_piece and tokens >= _WHOLE_ANSWER:
             estimates, seconds = self._estimates, now - self._opened_at
@@ -166,7 +166,7 @@ class TimeAccount:
         self._has_begun = True
 
     def record_device(self, *, now: float) -> None:
-        """Record that the device committed tokens alone."""
+        """Record that the device alone committed tokens."""
         self._estimates.switch.record("device", seconds=self._lap(now), tokens=0, remote_step=self._estimates.remote_step)
         self._has_begun = True
 

@@ -77,15 +77,15 @@ _CHECK_EVERY = 4  # tokens of the remote stream between two decisions whether dr
 
 
 class SpeculationMachine:
-    """One speculated answer, without IO, clock or random source of its own.
+    """One speculated answer, without IO, clock or random source.
 
     Args:
-        estimates: measurements of the two models, kept over answers; this answer adds its own.
+        estimates: measurements of the two models, kept across answers; this answer adds its own.
         options: settings of this answer.
         rng: draws which chunks are sent if the budget leaves a choice.
 
     Attributes:
-        report: counts of what the answer took so far.
+        report: counts of the answer's tokens and rounds so far.
         answer: committed tokens.
         is_done: the answer is finished, failed or left. No more commands follow.
     """
@@ -135,7 +135,7 @@ class SpeculationMachine:
         return commands
 
     def receive(self, event: SpeculationEvent, *, now: float) -> None:
-        """Take an event in. Events of drafts, rounds and streams that are over change nothing."""
+        """Handle an event. Events of drafts, rounds and streams that are over change nothing."""
         if self.is_done:
             return
         match event:
@@ -163,11 +163,11 @@ class SpeculationMachine:
         self._silence.watch(now=now)
 
     def next_deadline(self) -> float | None:
-        """Return when to call ``handle_deadline``, seconds; None: not before another event."""
+        """Return when to call ``handle_deadline``, seconds, or None if not before another event."""
         return None if self.is_done else min((time for time, _ in self._deadlines() if time is not None), default=None)
 
     def handle_deadline(self, *, now: float) -> None:
-        """Act on a deadline that has come; a call that is too early does nothing."""
+        """Do what is due at a deadline; a call that is too early does nothing."""
         if self.is_done:
             return
         act = next((act for time, act in self._deadlines() if time is not None and now >= time), None)
@@ -176,7 +176,7 @@ class SpeculationMachine:
         self._silence.watch(now=now)
 
     def _deadlines(self) -> tuple[tuple[float | None, Callable[[float], None]], ...]:
-        """Return when something is to be done, seconds, and what; the most important first."""
+        """Return when something must be done, seconds, and what, the most important first."""
         return (
             (self._silence.deadline(), self._end_silence),
             (self._mode_selector.gives_up_at(), self._continue_without_verifier),
@@ -192,10 +192,10 @@ class SpeculationMachine:
     # The next step
 
     def _next_step(self, now: float, branch: DraftSequence | None = None, token: int | None = None) -> None:
-        """Choose a mode and start on it. Everything that was drafted and verified is committed or dropped by now.
+        """Choose a mode and start it. Everything that was drafted and verified has been committed or dropped by now.
 
         Args:
-            branch: the draft that assumed the verdict; None: no branch did.
+            branch: the draft that assumed the verdict; None if no branch did.
             token: the verdict's last token.
         """
         if self.answer.ended is not None:
@@ -220,7 +220,7 @@ class SpeculationMachine:
                 self._end_without_endpoints()
 
     def _set_mode(self, mode: GenerationMode | None) -> None:
-        has_drafted = self._lookup is None or self.report.rounds > 0  # looking up is no change
+        has_drafted = self._lookup is None or self.report.rounds > 0  # looking up isn't a change
         self.report.fallbacks += mode == "remote" and self._mode_selector.current not in {None, "remote"} and has_drafted
         if mode == "device" and self._estimates.is_lossless:
             self.report.is_exact = False
@@ -244,7 +244,7 @@ class SpeculationMachine:
         self._next_step(now, branch)
 
     def _begin_without_draft(self, now: float) -> None:
-        """Ask for one token while the device reads the prompt. What it drafts then is a branch that has guessed the token."""
+        """Request one token while the device reads the prompt. What the device then drafts is a branch that has guessed the token."""
         self._opening_stream.record_asked()
         self._draft_state.assume_accepted(0, self._window + 1, now=now)
         self._send([], now)
@@ -272,7 +272,7 @@ class SpeculationMachine:
             self._return_to_drafting(now)
 
     def _check_draft(self, now: float) -> None:
-        """End the chunk if the trunk has enough tokens, else see that more come."""
+        """End the chunk if the trunk has enough tokens, otherwise request more."""
         trunk = self._draft_state.trunk
         if trunk is None:
             raise AssertionError("a draft is checked while there is a trunk")
@@ -311,7 +311,7 @@ class SpeculationMachine:
             self._next_step(now)
 
     def _go_on_without_draft(self, now: float) -> None:
-        """Go on after a lookup that found nothing, or nothing that pays."""
+        """Continue after a lookup that found nothing, or nothing that pays."""
         self._mode_selector.record_nothing_found()
         self._next_step(now)
 
@@ -332,7 +332,7 @@ class SpeculationMachine:
     # Verifying
 
     def _send(self, draft: Sequence[DraftToken], now: float) -> None:
-        """Have a draft verified, and draft on along the likeliest verdicts meanwhile (4.4)."""
+        """Have a draft verified, and meanwhile draft along the likeliest verdicts (4.4)."""
         if self._verifier.state == "closed":  # the session was refused while this was drafted
             self._verifier.connect(self.answer.ids, now=now)
         siblings = siblings_for(draft, self._estimates, self._options)
@@ -370,7 +370,7 @@ class SpeculationMachine:
             self._next_step(now, branch, event.token)
 
     def _continue_ahead(self, out: Round, branch: DraftSequence | None, token: int | None, now: float) -> None:
-        """Continue with the round that was sent ahead of the verdict and is being verified already."""
+        """Continue with the round that was sent before the verdict arrived and is already being verified."""
         self.report.ahead += 1
         is_speculating = self._mode_selector.choose(now=now) == "speculate"
         out.record_ahead(now)
@@ -422,7 +422,7 @@ class SpeculationMachine:
             self._continue_without_verifier(now)
 
     def _retry(self, now: float) -> None:
-        """Send a refused draft again. If a verdict did not come in time, give its connection up."""
+        """Send a refused draft again. If a verdict didn't come in time, give up its connection."""
         out = self._verifier.round
         if out is not None and out.state == "sent":
             self._estimates.record_lost_round(now - out.awaited_since)
@@ -431,7 +431,7 @@ class SpeculationMachine:
         self._check_patience(now)
 
     def _check_patience(self, now: float) -> None:
-        """Continue without the verifier if trouble has lasted too long; a round that is lost again then is not tried a third time."""
+        """Continue without the verifier if trouble has lasted too long. A round that is then lost again isn't tried a third time."""
         give_up_at = self._mode_selector.gives_up_at()
         if give_up_at is not None and now >= give_up_at:
             self._continue_without_verifier(now)
@@ -475,7 +475,7 @@ class SpeculationMachine:
                 self._return_to_drafting(now)
 
     def _leave_stream(self, found: Sequence[DraftToken], now: float) -> None:
-        """Leave the stream for a draft that was looked up, if it pays. The stream goes on until the session is open."""
+        """Leave the stream for a draft that was looked up, if that pays. The stream continues until the session is open."""
         window, selector = self._mode_selector.next_window(), self._mode_selector
         free_tokens = self.answer.free_tokens
         draft = found[: window if free_tokens is None else min(window, free_tokens - 1)]

@@ -1,4 +1,4 @@
-"""Choosing the generation mode: how the next tokens are made, and how long trouble with the verifier may last."""
+"""Chooses the generation mode: how the next tokens are generated, and how long trouble with the verifier may last."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ModeSelector:
     """Chooses the generation mode of an answer by what is available and by what pays.
 
     Attributes:
-        current: the mode that was set last; None: none yet.
+        current: the mode that was set last; None if there is none yet.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ModeSelector:
     ) -> None:
         self.current: GenerationMode | None = None
         self._unverified_tokens = 0  # committed by the device alone since the last verdict
-        self._empty_at = -1  # length of the answer after which a lookup found nothing worth a round
+        self._empty_at = -1  # length of the answer at which a lookup found nothing worth a round
         self._estimates = estimates
         self._options = options
         self._answer = answer
@@ -57,7 +57,7 @@ class ModeSelector:
     # What happened
 
     def set_current(self, mode: GenerationMode | None) -> None:
-        """Record the mode that the answer continues in; None: it can't continue."""
+        """Record the mode in which the answer continues, or None if it can't continue."""
         self.current = mode
 
     def record_unverified(self, tokens: int) -> None:
@@ -65,23 +65,23 @@ class ModeSelector:
         self._unverified_tokens += tokens
 
     def next_window(self) -> int:
-        """Return the tokens of the next draft. In a lossless answer the verdict adds a token, for which it leaves one free."""
+        """Return the number of tokens of the next draft. In a lossless answer it leaves one free for the token that the verdict adds."""
         window, free_tokens = min(self._estimates.window, self._options.max_draft), self._answer.free_tokens
         is_one_added = self.current == "speculate" and self._estimates.is_lossless
         return window if free_tokens is None else min(window, free_tokens - is_one_added)
 
     def record_nothing_found(self) -> None:
-        """Record that no draft was looked up after the present answer, or none that pays."""
+        """Record that a lookup after the present answer found no draft, or none that pays."""
         self._empty_at = self._answer.length
 
     def record_verdict(self) -> None:
-        """Record that a verdict arrived: counting of unverified tokens starts again from 0."""
+        """Record that a verdict arrived, so that counting unverified tokens starts again from 0."""
         self._unverified_tokens = 0
 
     # Which mode
 
     def choose(self, *, now: float) -> GenerationMode | None:
-        """Return the mode of the next draft; None: the answer can't continue.
+        """Return the mode of the next draft, or None if the answer can't continue.
 
         Called once whenever all drafted tokens are committed or dropped, because the mode switch counts the calls.
         """
@@ -104,7 +104,7 @@ class ModeSelector:
         return "device" if can_draft and self._options.may_use_device else None
 
     def _without_draft(self, now: float) -> GenerationMode:
-        """Return the mode after a lookup that found nothing: the stream goes on, unless drafting goes on whether it pays or not."""
+        """Return the mode after a lookup that found nothing: the stream, unless drafting continues whether it pays or not."""
         is_stream = self._remote.is_usable and (self._options.is_adaptive or not self.can_verify_soon(now))
         if is_stream and self._answer.report.why_remote is None:
             self._answer.report.why_remote = "nothing to look up"
@@ -121,7 +121,7 @@ class ModeSelector:
             return True
         conditions = self._estimates.conditions_of(draft, leaves_stream=leaves_stream)
         opening, return_time = self._prompt_times
-        window = len(draft) + 1.0  # a draft of one token is a draft, too; a policy's window of 1 means none
+        window = len(draft) + 1.0  # even one token is a draft here, while a policy's window of 1 means none
         mode = self._estimates.switch.choose(conditions, window=window, opening=opening, return_time=return_time, at_once=True)
         if mode == "remote":
             self._answer.report.why_remote = "drafting is slower"
@@ -129,7 +129,7 @@ class ModeSelector:
 
     @property
     def _prompt_times(self) -> tuple[float, float]:
-        """Seconds that a first round takes longer to read the stream's tokens, and a stream after a failed attempt to draft."""
+        """Extra seconds of a first round for reading the stream's tokens, and of a stream after a failed attempt to draft."""
         share = self._estimates.opening_share
         opening = share * self._time_account.prompt_time if self._verifier.is_new else 0.0
         return opening, 0.0 if self._time_account.has_begun else share * self._estimates.prompt_time
@@ -151,11 +151,11 @@ class ModeSelector:
         return verifier.state == "connecting" and verifier.trouble_since is not None and now < verifier.trouble_since + self.patience
 
     def is_offloaded(self, draft: Sequence[DraftToken], importance: float | None, rng: Random, *, now: float) -> bool:
-        """Return True if the chunk is to be verified: all are if lossless, else those that both filters select (4.2).
+        """Return True if the chunk should be verified: every chunk if lossless, otherwise those that both filters select (4.2).
 
         Args:
             draft: the chunk.
-            importance: its importance; None: not measured.
+            importance: its importance; None if not measured.
             rng: draws which chunks are sent if the budget leaves a choice.
             now: seconds.
         """
@@ -178,7 +178,7 @@ class ModeSelector:
             self._answer.report.why_remote = "its speed was measured"
             return "remote"
         if self._options.is_lookup:
-            return "speculate"  # what is looked up decides (``is_worth``)
+            return "speculate"  # the draft found decides (``is_worth``)
         opening, return_time = self._prompt_times
         mode = estimates.switch.choose(
             estimates.conditions(),
@@ -189,7 +189,7 @@ class ModeSelector:
         )
         if mode == "remote":
             self._answer.report.why_remote = "drafting is slower"
-        # The device alone never learns that the verifier would pay again, so it is tried now and then.
+        # In mode "device" nothing shows that the verifier would pay again, so it is tried now and then.
         return "speculate" if mode == "device" and self._unverified_tokens >= _PROBE_AFTER else mode
 
     @property
@@ -219,7 +219,7 @@ class ModeSelector:
 
         A selective answer waits less, because its reader accepts the device's tokens. A full verifier stays full for
         ``retry_after``. An answer that has not begun waits at most two rounds for it, or one token of the stream if that is longer.
-        Other trouble may be over at any time, and an answer under way would pay for the change, so it waits longer.
+        Other trouble may be over at any time, and an answer in progress would pay for the change, so it waits longer.
         """
         options, estimates = self._options, self._estimates
         if not self.has_fallback:
@@ -232,12 +232,12 @@ class ModeSelector:
         return min(options.patience, _PATIENCE_ROUNDS * estimates.wait)
 
     def is_refused_too_long(self, now: float) -> bool:
-        """Return True if the verifier refuses everything until patience has ended, so that waiting for it is of no use."""
+        """Return True if the verifier refuses everything until patience has ended, so that waiting for it is pointless."""
         since = self._verifier.trouble_since
         return self.has_fallback and self._verifier.refused_until >= (now if since is None else since) + self.patience
 
     def gives_up_at(self) -> float | None:
-        """Return when trouble has lasted too long for the round that waits, seconds; None: there is no trouble."""
+        """Return when trouble will have lasted too long for the waiting round, seconds, or None if there is no trouble."""
         verifier = self._verifier
         if verifier.round is None or verifier.round.state == "sent" or verifier.trouble_since is None:
             return None

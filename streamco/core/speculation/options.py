@@ -13,31 +13,31 @@ __all__ = ["SpeculationMachineOptions"]
 
 
 class SpeculationMachineOptions(Struct, frozen=True, kw_only=True):
-    """How one answer is made; times in seconds.
+    """How one answer is generated; times in seconds.
 
     Args:
         end_ids: tokens that end the text.
-        max_tokens: longest length of the answer; None: no limit.
+        max_tokens: longest length of the answer; None for no limit.
         emit: what the reader gets: final tokens, or drafts at once.
         has_remote: the target model can generate alone.
         may_use_device: the device may finish a lossless answer that nothing else can continue.
-        is_adaptive: choose the mode that pays; False: speculate whether it pays or not.
+        is_adaptive: choose the mode that pays; if False, speculate whether it pays or not.
         may_begin_by_stream: the remote stream may begin the answer while the device reads the prompt; needs ``is_adaptive``.
         is_parallel: draft while the verdict is out (Synera section 4.4).
         branch_kinds: which verdicts branches may assume.
-        max_branches: branches side by side.
-        alternatives: corrections to assume for each position.
-        max_ahead: drafts of each round that may be sent before the verdict that they assume; 0: the verifier takes none.
-        max_draft: tokens that the verifier takes in one round.
-        max_siblings: tokens of those that may be siblings of others (trees of drafts); 0: chains alone.
+        max_branches: maximum number of branches side by side.
+        alternatives: number of corrections to assume for each position.
+        max_ahead: drafts of each round that may be sent before the verdict that they assume; 0 if the verifier takes none.
+        max_draft: maximum number of tokens that the verifier takes in one round.
+        max_siblings: how many of those may be siblings of others (trees of drafts); 0 for chains only.
         is_lookup: drafts are looked up. They take no time, there may be none, and each is weighed by itself before it is sent.
         patience: time that trouble with the verifier may last before another mode continues the answer. A selective answer that has
-            begun waits for two rounds at most. An adaptive answer that has not begun waits no longer for a full verifier than that, or
-            than one token of the stream if that is longer.
+            begun waits for at most two rounds. An adaptive answer that has not begun waits no longer than that for a full verifier, or
+            for one token of the stream if that is longer.
         last_patience: the same if no other mode can continue it.
         first_verdict_timeout: time until a connection without a first verdict counts as dead.
         verdict_timeout: the same for later verdicts.
-        first_silence: time without a first token after which verifier and stream are both given up; None: no limit.
+        first_silence: time without a first token after which verifier and stream are both given up; None for no limit.
         silence: the same between two tokens.
 
     Raises:

@@ -2,8 +2,8 @@
 
 Not in the paper: a branch's draft may be sent ahead, together with the verdict that it assumes. The verifier starts on it as soon as it has
 decided just that, while the verdict is still on its way to the device. So a correct assumption hides the link's round trip. A draft with a
-wrong assumption is ignored at the verifier and costs only its bytes. If the assumption was correct, the device drafts on along the same
-sequence. That sequence is then the branch that assumes that the draft is accepted whole.
+wrong assumption is ignored at the verifier and costs only its bytes. If the assumption was correct, the device continues drafting on the
+same sequence. That sequence is then the branch that assumes that the whole draft is accepted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streamco.policies.rejection import Branch
 
 __all__ = ["PreDrafter"]
 
-_FURTHER = 1  # tokens beyond the usual window, because many drafts go further than the mean
+_FURTHER = 1  # tokens beyond the usual window, because many drafts are longer than the mean
 
 
 class PreDrafter:
@@ -43,7 +43,7 @@ class PreDrafter:
         self._backpressure = backpressure
 
     def start(self, out: Round, *, now: float) -> None:
-        """Draft on along the likeliest verdicts of this round."""
+        """Continue drafting along the likeliest verdicts of this round."""
         options, window = self._options, min(self._estimates.window_with(_FURTHER), self._options.max_draft)
         if not out.draft or not options.is_parallel or self._draft_state.is_out:
             return
@@ -62,7 +62,7 @@ class PreDrafter:
 
         def count(branch: Branch) -> int:
             if trunk_branch is not None and branch.position == len(out.draft) and branch.token is None:
-                return 0  # the trunk branch is drafted already
+                return 0  # the trunk branch is already drafted
             return min(plan.steps, self._free_tokens(branch.position))
 
         self._draft_state.start_branches(self._answer.length, plan.branches, count, width=plan.width, first_width=plan.first_width, now=now)
@@ -101,7 +101,7 @@ class PreDrafter:
             self._verifier.send_ahead(draft, accepted, token, self._answer.ids, now=now)
 
     def _continue_trunk(self, out: Round, window: int, now: float) -> DraftSequence | None:
-        """Return the trunk as the branch that assumes that the whole round is accepted; None: nothing can follow the round."""
+        """Return the trunk as the branch that assumes that the whole round is accepted, or None if nothing can follow the round."""
         free_tokens = min(window, self._free_tokens(len(out.draft)))
         if free_tokens < 1 or out.draft[-1].id in self._options.end_ids:
             self._draft_state.stop_trunk(now=now)
@@ -109,7 +109,7 @@ class PreDrafter:
         return self._draft_state.assume_accepted(len(out.draft), free_tokens + 1, now=now)
 
     def _free_tokens(self, accepted: int) -> int:
-        """Return how many tokens a draft may have after a verdict that accepts ``accepted`` tokens and adds one; 0 or less: none.
+        """Return how many tokens a draft may have after a verdict that accepts ``accepted`` tokens and adds one; 0 or less for none.
 
         In a lossless answer the next verdict adds a token as well.
         """

@@ -1,4 +1,4 @@
-"""What is assumed of a pair of models before anything is measured."""
+"""What is assumed about a pair of models before anything is measured."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["EstimatesPrior"]
 
 
 class EstimatesPrior(Struct, frozen=True, kw_only=True):
-    """Values that are assumed before anything is measured. A calibrated profile gives better ones. Times in seconds.
+    """Values assumed before anything is measured; a calibrated profile gives better ones. Times in seconds.
 
     Args:
         acceptance: probability that a drafted token is accepted (alpha), 0..1.
-        step_times: time of the draft model's step on 1, 2, ... sequences in one batch; as many as branches are wanted.
+        step_times: time of the draft model's step on 1, 2, ... sequences in one batch, up to the number of branches wanted.
         wait: time from sending a draft to its verdict.
-        remote_step: time between two tokens of the remote stream; None: not known, so it is measured before anything is drafted.
-        hit_rate: share of rounds in which a pre-drafted branch is adopted, 0..1; None: the acceptance rate, as of real models.
-        mean_confidence: mean confidence of draft tokens, 0..1; None: not measured.
+        remote_step: time between two tokens of the remote stream; None if not known, and then it is measured before anything is drafted.
+        hit_rate: share of rounds in which a pre-drafted branch is adopted, 0..1; None for the acceptance rate, as of real models.
+        mean_confidence: mean confidence of draft tokens, 0..1; None if not measured.
 
     Raises:
         ConfigError: a value out of range.

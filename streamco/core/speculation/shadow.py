@@ -1,11 +1,11 @@
 """Shadow drafting: while the remote stream generates alone, the device drafts only to measure the acceptance rate.
 
 In the papers' fused mode nothing is verified, so no measurement leads back to drafting. A draft that is compared with the stream costs no
-round and no time, only the device's work. So such drafts become rarer: each pause between two of them is twice as long as the last.
+round and no time, only the device's work. So such drafts become rarer: each pause between two of them is twice as long as the one before.
 The comparison is valid only for greedy tokens: a sampled token says little about what else might have been drawn, and isn't compared.
 
-If drafting would lose even with an acceptance rate at its upper confidence bound, a draft is made only every few answers. It would be work
-without use, and on a shared processor it slows the stream.
+If drafting would lose even with an acceptance rate at its upper confidence bound, a draft is made only every few answers. It would be
+useless work, and on a shared processor it slows the stream.
 
 Before an answer returns to drafting, the device has to read what the stream wrote. On a processor that may take as long as writing it. So
 the device catches up while the stream continues.
@@ -52,7 +52,7 @@ class ShadowDrafter:
         if draft is not None and draft is not self._draft_state.trunk:
             self._draft = draft = None  # it was dropped
         if draft is None:
-            is_measuring = self._estimates.has_remote_step and self._estimates.is_remote_step_stale  # by tokens without a draft beside them
+            is_measuring = self._estimates.has_remote_step and self._estimates.is_remote_step_stale  # by tokens during no draft
             if length >= self._next_position and not self._is_sampled and not self._draft_state.is_out and not is_measuring:
                 self._start_if_useful(committed, now)
         elif self._is_full:
@@ -65,12 +65,12 @@ class ShadowDrafter:
             self._next_position = length + self._pause
 
     def take_trunk(self) -> None:
-        """Let the draft that the device is reading the prompt for become one that is compared with the answer from its beginning."""
+        """Turn the draft for which the device is reading the prompt into one that is compared with the answer from its beginning."""
         self._position, self._draft = 0, self._draft_state.trunk
 
     @property
     def is_drafting(self) -> bool:
-        """True from the start of a draft until it is compared: where device and server share a memory, the stream is slower meanwhile."""
+        """True from the start of a draft until it is compared. Where device and server share memory, the stream is slower meanwhile."""
         return self._draft is not None and self._draft is self._draft_state.trunk
 
     def has_caught_up(self, committed: Sequence[int]) -> bool:

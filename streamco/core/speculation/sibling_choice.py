@@ -1,4 +1,4 @@
-"""Choice of the siblings that a draft is sent with: their rows must cost less than the token that a hit gives (``drafts.tree_drafts``)."""
+"""Chooses the siblings that are sent with a draft: their rows must cost less than the token that a hit gives (``drafts.tree_drafts``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["siblings_for"]
 
 
 def siblings_for(draft: Sequence[DraftToken], estimates: SpeculationEstimates, options: SpeculationMachineOptions) -> tuple[Sibling, ...]:
-    """Return the siblings that pay; none without the verifier's price list, or if not every draft is verified.
+    """Return the siblings that pay, which are none without the verifier's price list, or if not every draft is verified.
 
     Args:
         draft: tokens to send.

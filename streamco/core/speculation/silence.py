@@ -1,6 +1,6 @@
 """The limit on an answer's silence: how long it may wait for the verifier and the stream together without a new token.
 
-Each of the two has limits of its own. One after the other, and each tried again, they would leave the reader without a word for their sum.
+Each of the two has its own limits. One after the other, and each retried, they would leave the reader without a word for their sum.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SilenceLimit:
         self._answer, self._verifier, self._remote, self._backpressure = answer, verifier, remote, backpressure
         self._length = 0  # tokens of the answer at the last call
         self._counted = 0.0  # seconds of earlier waits since the last token
-        self._since: float | None = None  # begin of the present wait; None: the answer doesn't wait
+        self._since: float | None = None  # begin of the present wait; None if the answer doesn't wait
 
     def watch(self, *, now: float) -> None:
         """Count until ``now``; called after each event."""
@@ -52,12 +52,12 @@ class SilenceLimit:
             self._since = None
 
     def deadline(self) -> float | None:
-        """Return when the silence has lasted too long, seconds; None: never."""
+        """Return when the silence will have lasted too long, seconds, or None for never."""
         limit = self._limit
         return None if limit is None or self._since is None else self._since + limit - self._counted
 
     def give_up(self) -> None:
-        """Use neither the verifier nor the stream any more in this answer."""
+        """Stop using the verifier and the stream in this answer."""
         wanted, limit = "the next token" if self._length else "the first token", self._limit or 0.0
         text = f"expected {wanted} within {limit:g} s, got none"
         error = EndpointTimeoutError(text, phase="next_token" if self._length else "first_token", limit=limit)

@@ -1,4 +1,4 @@
-"""Lookups beside the remote stream: what may follow its last token is looked up after each one, because it takes no time.
+"""Lookups during the remote stream: after each token, what may follow is looked up, because that takes no time.
 
 Each lookup is compared with what the stream then gives, so it is known how often matches of their lengths are right. If one promises more
 than the stream gives in the time of its round, the answer leaves the stream for it.
@@ -16,7 +16,7 @@ __all__ = ["StreamLookup"]
 
 
 class StreamLookup:
-    """The lookups of an answer while the remote stream gives it.
+    """The lookups of an answer while the remote stream generates it.
 
     Args:
         draft_state: makes the lookups.
@@ -37,6 +37,6 @@ class StreamLookup:
         self._draft_state.start(committed, self._estimates.window, is_beside_stream=True, now=now)
 
     def found(self, committed: Sequence[int]) -> Sequence[DraftToken]:
-        """Return the tokens that may follow the committed ones; none if none were found, or not yet."""
+        """Return the tokens that may follow the committed ones, perhaps none, or none yet."""
         trunk = self._draft_state.trunk
         return trunk.tokens if trunk is not None and trunk.is_finished and self._position == len(committed) else ()

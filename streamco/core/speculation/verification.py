@@ -1,4 +1,4 @@
-"""The verifier as one answer sees it: the session, what its context holds, and the round that is out.
+"""The verifier from the view of one answer: the session, what its context holds, and the round that is out.
 
     closed ── connect ──> connecting ── connected ──> open ── lost ──> connecting or closed
     any state ── failed, or the answer has ended ──> gone
@@ -31,12 +31,12 @@ from streamco.policies.drafts.tree_drafts import Sibling
 __all__ = ["VerifierChannel", "record_outcome", "record_wait"]
 
 VerifierState = Literal["closed", "connecting", "open", "gone"]
-"""Not asked for; asked for; usable; not usable for the rest of the answer."""
+"""Not requested; requested; usable; not usable for the rest of the answer."""
 
 _RETRY_AFTER = 0.25  # seconds until a refused draft is sent again, if the refusal gives no time
 _MAX_GIVEN = 64  # given tokens that a verdict may have to read first and still show how long verdicts take
-_MAX_PRICED = 4  # given tokens with which a round still shows what its rows cost: longer ones have another mix of rows
-_MIN_RETRY_AFTER = 0.02  # seconds, whatever the refusal says: endless retries would load the verifier even more
+_MAX_PRICED = 4  # given tokens with which a round still shows what its rows cost; longer ones have a different mix of rows
+_MIN_RETRY_AFTER = 0.02  # seconds, whatever the refusal says, because endless retries would load the verifier even more
 
 
 class VerifierChannel:
@@ -44,14 +44,14 @@ class VerifierChannel:
 
     Args:
         emit: takes commands.
-        first_verdict_timeout: seconds until a connection without a first verdict counts as dead. A prompt is read in that time.
+        first_verdict_timeout: seconds until a connection without a first verdict counts as dead. It includes reading a prompt.
         verdict_timeout: the same for later verdicts.
 
     Attributes:
         state: state of the session.
-        round: the round that awaits its verdict; None: there is none.
-        failure: why the verifier can't be used for the rest of the answer; None: it can, or no reason is known.
-        trouble_since: when the connection was lost or asked for, or the round was first refused, seconds; None: there is no trouble.
+        round: the round that awaits its verdict; None if there is none.
+        failure: why the verifier can't be used for the rest of the answer; None if it can, or no reason is known.
+        trouble_since: when the connection was lost or requested, or the round was first refused, seconds; None if there is no trouble.
         refused_until: time until which the verifier takes no draft, seconds.
         is_session_refused: the session was refused and hasn't been opened since.
         is_new: no draft has been verified on this connection yet.
@@ -69,7 +69,7 @@ class VerifierChannel:
         self._first_verdict_timeout = first_verdict_timeout
         self._verdict_timeout = verdict_timeout
         self._peer = PeerPrefix()
-        self._offered: tuple[int, ...] = ()  # the answer as the last ConnectVerifier had it
+        self._offered: tuple[int, ...] = ()  # the answer in the last ConnectVerifier
         self._last_number = 0
 
     # The connection
@@ -84,7 +84,7 @@ class VerifierChannel:
         self._emit(ConnectVerifier(self._offered))
 
     def record_connected(self, event: VerifierConnected, committed: Sequence[int], *, now: float) -> bool:
-        """Record that the session is open, and send the round that waits; return False if no session was asked for."""
+        """Record that the session is open, and send the round that waits; return False if no session was requested."""
         if self.state != "connecting":
             return False
         self.state = "open"
@@ -109,7 +109,7 @@ class VerifierChannel:
         self.is_session_refused = True
 
     def fail(self, failure: StreamcoError) -> None:
-        """Use the verifier no more in this answer."""
+        """Stop using the verifier in this answer."""
         self.state = "gone"
         self.failure = self.failure or failure
 
@@ -120,21 +120,21 @@ class VerifierChannel:
         self.state = "gone"
 
     def give_up(self) -> None:
-        """Close the session and use the verifier no more, because it gave no verdict within the patience."""
+        """Close the session and stop using the verifier, because it gave no verdict within the patience."""
         self.close()
         self.fail(VerifierError("verifier: expected a verdict within the patience, got none"))
 
     # The round
 
     def submit(self, draft: Sequence[DraftToken], committed: Sequence[int], *, siblings: tuple[Sibling, ...] = (), now: float) -> Round:
-        """Have a draft verified, with these siblings, now or as soon as there is a connection."""
+        """Have a draft and these siblings verified, now or as soon as there is a connection."""
         self.round = Round(list(draft), siblings=siblings)
         if self.state == "open":
             self._send(self.round, committed, now)
         return self.round
 
     def send_ahead(self, draft: Sequence[DraftToken], accepted: int, token: int, committed: Sequence[int], *, now: float) -> None:
-        """Send a draft that is verified only if the round that is out ends with just this verdict.
+        """Send a draft that is verified only if the round that is out ends with exactly this verdict.
 
         Args:
             draft: tokens after that verdict.
@@ -154,7 +154,7 @@ class VerifierChannel:
     def accept_verdict(self, event: VerdictReceived, committed: Sequence[int]) -> Round | None:
         """Take a verdict; return the round it ends, or None if that round was over before.
 
-        If a draft was sent ahead of just this verdict, ``round`` is the round of that draft afterwards.
+        If a draft was sent ahead of exactly this verdict, ``round`` is afterwards that draft's round.
 
         Args:
             event: the verdict.
@@ -185,14 +185,14 @@ class VerifierChannel:
         return True
 
     def abandon_round(self) -> Round | None:
-        """Give the round up and return it; its verdict is ignored if it still comes."""
+        """Give up the round and return it; its verdict is ignored if it still comes."""
         out, self.round = self.round, None
         if self.state == "open":
             self.trouble_since = None
         return out
 
     def next_deadline(self) -> float | None:
-        """Return when ``retry`` is to be called, seconds; None: never."""
+        """Return when ``retry`` is to be called, seconds, or None for never."""
         out = self.round
         if out is None or out.state == "unsent":
             return None
@@ -221,7 +221,7 @@ class VerifierChannel:
 
 
 def record_wait(estimates: SpeculationEstimates, out: Round, event: VerdictReceived, *, prompt_time: float, now: float) -> None:
-    """Record how long a verdict took, or what opening the session cost beside the stream's ``prompt_time``."""
+    """Record how long a verdict took, or what opening the session cost in addition to the stream's ``prompt_time``."""
     if out.given <= _MAX_GIVEN and not out.is_first:
         seconds = event.queue_seconds + event.compute_seconds
         # A round that was sent ahead hid its round trip, so its own waiting time says less than a whole one.
@@ -234,7 +234,7 @@ def record_wait(estimates: SpeculationEstimates, out: Round, event: VerdictRecei
 
 
 def record_outcome(estimates: SpeculationEstimates, out: Round, event: VerdictReceived, *, is_hit: bool | None) -> None:
-    """Record what became of a round's draft. ``is_hit``: a branch was adopted; None: there were no branches."""
+    """Record the outcome of a round's draft. ``is_hit``: a branch was adopted; None if there were no branches."""
     has_sibling = out.sibling(event.accepted) is not None
     estimates.record_verdict(out.confidences, out.position(event.accepted), is_hit=is_hit, has_sibling=has_sibling)
 

@@ -1,4 +1,4 @@
-"""What happens to one answer of split inference, and what its machine asks for. Rows are counted from 0; row n is that of token n."""
+"""The events and commands of one answer of split inference. Rows are counted from 0; row n belongs to token n."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RowsComputed(Struct, frozen=True):
 class SessionReady(Struct, frozen=True):
     """A server takes rows; it holds the first ``length`` of them, 0 in a new session.
 
-    ``is_new``: the session was opened or resumed; else it is that of the attempt before, and goes on after a refusal for load.
+    ``is_new``: the session was opened or resumed; otherwise it is the former attempt's, which continues after a refusal for load.
     """
 
     attempt: int
@@ -65,14 +65,14 @@ class StatesArrived(Struct, frozen=True):
 
 
 class AnswerEnded(Struct, frozen=True):
-    """The answer is over: complete, failed, or not wanted any more."""
+    """The answer is over: complete, failed, or no longer wanted."""
 
 
 SplitEvent = RowsAdded | Truncated | RowsComputed | SessionReady | SessionLost | StatesArrived | AnswerEnded
 
 
 class ComputeRows(Struct, frozen=True):
-    """Compute the shallow states of rows ``start`` to ``stop`` (without it), and keep them."""
+    """Compute the shallow states of rows ``start`` to ``stop`` (exclusive), and keep them."""
 
     start: int
     stop: int
@@ -86,7 +86,7 @@ class OpenSession(Struct, frozen=True):
 
 
 class SendRows(Struct, frozen=True):
-    """Send the shallow states of rows ``start`` to ``stop`` (without it); the states of the last ``wanted`` come back."""
+    """Send the shallow states of rows ``start`` to ``stop`` (exclusive); the states of the last ``wanted`` come back."""
 
     attempt: int
     start: int

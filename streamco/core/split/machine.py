@@ -1,10 +1,10 @@
 """One answer of split inference: which rows are computed, sent and answered, and which are sent again (HAT, sections 3.1 and 3.3).
 
-A prompt goes up in chunks: while some are on their way or computed, the device computes the next. Only its last row's state comes back.
-After that each trip takes the last token and its drafts up, and their states down. The device keeps the shallow states of all rows, so a
-lost session costs no token: the server that goes on, the same or another one, gets the rows that it doesn't hold.
+A prompt is sent in chunks: while some are on their way or being computed, the device computes the next. Only its last row's state comes
+back. After that each trip sends the last token and its drafts, and returns their states. The device keeps the shallow states of all rows,
+so a lost session costs no token: the server that continues, the same or another one, gets the rows that it doesn't hold.
 
-What a server holds after a loss counts only as far as it has answered. Rows after that may be those of a rejected draft.
+What a server holds after a loss counts only as far as it has answered. Rows after that may belong to a rejected draft.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["SplitCounts", "SplitMachine"]
 
 
 class SplitCounts(Struct):
-    """What one answer has sent.
+    """Counts of what one answer has sent.
 
     Args:
         chunks: frames with rows.
@@ -57,24 +57,24 @@ class SplitMachine:
     """The rows of one answer. Implements ``Machine``; it has no deadlines.
 
     Args:
-        plan: returns how a number of rows that are still to be sent is cut; its second argument is how many of them are computed, or are
-            being computed. It is asked once for a prompt, and again when its session is open and after a loss.
-        max_rows: most rows of a frame.
+        plan: returns how a number of rows still to be sent is cut into chunks; its second argument is how many of them are computed or
+            being computed. It is called once for a prompt, and again when its session is open and after a loss.
+        max_rows: maximum number of rows in a frame.
     """
 
     def __init__(self, *, plan: Callable[[int, int], PromptPlan], max_rows: int = 512) -> None:
         self.counts = SplitCounts()
         self._make_plan = plan
         self._max_rows = max_rows
-        self._plan: PromptPlan | None = None  # of the rows that are being sent; None: not asked for, or they fit the last frame
+        self._plan: PromptPlan | None = None  # of the rows that are being sent; None if not asked for, or they fit the last frame
         self._goal: RowsAdded | None = None
         self._computed = 0
-        self._computing: int | None = None  # where the rows end that are being computed; None: none are
+        self._computing: int | None = None  # where the rows end that are being computed; None if none are
         self._sent = 0
         self._answered = 0
         self._most_sent = 0  # rows up to here were sent before, and not dropped
         self._unanswered: deque[SendRows] = deque()
-        self._next_stop: int | None = None  # where the next chunk ends; None: not decided
+        self._next_stop: int | None = None  # where the next chunk ends; None if not decided
         self._attempt = -1
         self._is_open = False
         self._is_over = False
@@ -91,10 +91,10 @@ class SplitMachine:
         return self._is_over
 
     def start(self, *, now: float) -> None:
-        """Do nothing: a session is opened for the first rows, because an answer may wait for its turn on the device."""
+        """Do nothing: a session is opened only for the first rows, because an answer may have to wait for its turn on the device."""
 
     def receive(self, event: SplitEvent, *, now: float) -> None:
-        """Handle an event. Those of an attempt that is over change nothing, nor does any after the answer's end."""
+        """Handle an event. Events of an attempt that is over change nothing, nor do events after the answer's end."""
         if self._is_over:
             return
         match event:
@@ -122,11 +122,11 @@ class SplitMachine:
         return commands
 
     def next_deadline(self) -> float | None:
-        """Return None: nothing here depends on time."""
+        """Return None, because nothing here depends on time."""
         return None
 
     def handle_deadline(self, *, now: float) -> None:
-        """Do nothing: there are no deadlines."""
+        """Do nothing, because there are no deadlines."""
 
     def _add(self, event: RowsAdded) -> None:
         if self._goal is not None:

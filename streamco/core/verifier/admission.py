@@ -1,9 +1,9 @@
 """Admission of sessions and drafts: whether there is capacity, and how long a refused device should wait.
 
-The time of a draft is found by simulating the batch policy on the requests that wait. So it is as good as the model of step times, and a
-device that was served little does not wait for those that were served much. The time of a prompt is the number of prompt tokens that are
-read before it, in turns with other devices, times the measured pace. If recent verdicts were late, the limit on sessions falls below their
-present number until they are in time again.
+The time of a draft is estimated by simulating the batch policy on the waiting requests. So it is as good as the model of step times, and a
+device that was served little doesn't wait for devices that were served much. The time of a prompt is the number of prompt tokens read
+before it, in turns with other devices, times the measured pace. If recent verdicts were late, the limit on sessions falls below their
+present number until verdicts are in time again.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _MAX_SIMULATED = 64  # batches
 
 
 class Admission:
-    """Admission control of one scheduler, which owns it. Its answers are seconds to wait before asking again; None: admitted.
+    """Admission control of one scheduler, which owns it. It answers with the seconds to wait before a retry, or None if admitted.
 
     Args:
         options: limits of load and engine.
         policy: the policy that forms the batches.
         step: seconds of a batch.
-        pace: seconds that prompts take.
+        pace: the time that prompts take.
         sessions: all sessions, and the cache they share.
 
     Attributes:
@@ -62,7 +62,7 @@ class Admission:
         return self.turns.before(session.device, held, now=now)
 
     def leave(self, device: str) -> None:
-        """Let a device that is gone wait no more."""
+        """Remove a device that is gone from those that wait."""
         self.turns.end(device)
         self.limit.leave(device)
 
@@ -74,7 +74,7 @@ class Admission:
         """Return the wait of a draft if its verdict would come too late.
 
         Args:
-            work: the verification that is asked for.
+            work: the requested verification.
             waiting: the other requests that wait.
             state: the policy's input when the running batch has finished.
         """
@@ -87,10 +87,10 @@ class Admission:
     def until_open(
         self, waiting: Sequence[Waiting], tokens: int, *, device: str, now: float, surplus: HeldSession | None = None
     ) -> float | None:
-        """Return the wait of a new session of this device with a context of ``tokens``, which has the place of the ``surplus`` one, if any.
+        """Return the wait of this device's new session with a context of ``tokens``, which takes the place of the ``surplus`` one, if any.
 
-        The limit on sessions keeps no device below its share of it. Else one that made verdicts late, and then keeps its sessions in use
-        without a draft, would keep all others out: nothing would raise the limit again.
+        The limit on sessions keeps no device below its share. Otherwise a device that made verdicts late, and then keeps its sessions in
+        use without drafts, would keep all others out, because nothing would raise the limit again.
         """
         if len(self._sessions) >= self._options.sessions and surplus is None:
             return self.until_forgotten(now=now)
@@ -104,7 +104,7 @@ class Admission:
     def until_prefilled(self, waiting: Sequence[Waiting], tokens: int, *, device: str) -> float | None:
         """Return the wait of a prompt of ``tokens``.
 
-        Devices take turns, so a prompt waits for the own ones of its device, and for as much of each other device's as its own take. If it
+        Devices take turns, so a prompt waits for its own device's prompts, and for an equal amount of each other device's. If it
         waited for all, a device that asks without pause would keep every other one out.
         """
         prompts: Counter[str] = Counter()
@@ -136,16 +136,16 @@ class Admission:
             return wait
         if not self._sessions.places_by_device()[session.device]:
             victims = self._sessions.victims(session, tokens, now=now, kept=self.kept(session, now=now), has_drafts=True)
-            if victims is not None:  # they make room at the end of the batch, see to_evict
+            if victims is not None:  # they make room at the end of the batch; see to_evict
                 wait = max(0.0, batch_ends - now) if any(each.is_running for each in victims) else 0.0
         self.turns.wait(session.device, tokens, min(wait, self._options.max_retry), now=now)
         return wait
 
     def to_evict(self, *, now: float) -> list[HeldSession]:
-        """Return the sessions that must lose their places to the devices that wait and have none, but for those in the running batch.
+        """Return the sessions, except those in the running batch, that must lose their places to the waiting devices that have none.
 
-        A device may have a draft of each of its sessions in every batch. Whenever another one asks, no session would be at rest, so its
-        place is made as soon as a batch has ended, and kept until it asks again.
+        A device may have drafts of all its sessions in every batch. Then no session would ever be at rest when another device asks, so
+        a place is made for it as soon as a batch has ended, and kept until it asks again.
         """
         if not self.turns:
             return []
@@ -166,7 +166,7 @@ class Admission:
 
     @property
     def _grace(self) -> float:
-        """Seconds that a verdict may take beyond a multiple of what it takes alone."""
+        """Seconds that a verdict may take in addition to a multiple of what it takes alone."""
         options = self._options
         return max(options.late_grace, options.shared_batches * self._step(self._policy.batch_tokens, 0))
 

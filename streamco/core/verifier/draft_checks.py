@@ -1,4 +1,4 @@
-"""Checks of a draft that depend on its session alone: a draft that fails one is refused whatever the load."""
+"""Checks of a draft that depend only on its session: a draft that fails one is refused whatever the load."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from streamco.policies.serving.batching import CHUNK
 
 __all__ = ["MAX_DRAFT", "why_invalid"]
 
-MAX_DRAFT = CHUNK - 1  # tokens: with the row before it, a draft is verified in one chunk
+MAX_DRAFT = CHUNK - 1  # tokens; with the row before it, a draft is verified in one chunk
 
 
 def why_invalid(session: HeldSession, event: DraftReceived, *, context_tokens: int) -> Reason | None:
-    """Return why a draft is refused; None: it is valid.
+    """Return why a draft is refused, or None if it is valid.
 
     Args:
         session: the session as it is before the draft.

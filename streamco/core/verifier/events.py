@@ -1,7 +1,7 @@
 """Events and commands of the verifier's scheduler.
 
-A position counts tokens of a session's text from its beginning. The text is what device and server both hold as committed: the context,
-the tokens that the device committed by itself, and those that verdicts added.
+A position counts tokens of a session's text from its beginning. The text is what both device and server hold as committed: the context,
+the tokens that the device committed by itself, and the tokens that verdicts added.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FULL_QUEUE = 32
 """Number of waiting verifications at which the queue counts as full."""
 
 Reason = Literal["overloaded", "device limit", "too long", "unknown session", "busy", "stale round", "gap", "engine failed"]
-"""Reason of a refusal. A later attempt may succeed if a ``retry_after`` is given: overloaded, device limit, busy, engine failed."""
+"""Reason for a refusal. A later attempt may succeed if a ``retry_after`` is given: overloaded, device limit, busy, engine failed."""
 
 
 class SessionOpened(Struct, frozen=True):
@@ -40,7 +40,7 @@ class SessionOpened(Struct, frozen=True):
 
     Args:
         session: name of the session, used once.
-        device: the device that asks; limits and fairness go by it.
+        device: the device that asks; limits and fairness are per device.
         ids: the context, or its beginning.
     """
 
@@ -61,15 +61,15 @@ class DraftReceived(Struct, frozen=True, kw_only=True):
     """A device sent a draft for verification.
 
     Args:
-        session: an open one.
-        round: higher than the last one's.
+        session: an open session.
+        round: number of the round, higher than the last one's.
         base: position after which ``given`` and ``draft`` come; what the text has beyond it is retracted.
         given: tokens that the device committed by itself.
-        draft: tokens to verify, at most 31; none: only the next token is wanted.
-        parents: parent of each of those, in a tree (``streamco.policies.drafts.tree_acceptance``); empty: a chain.
-        is_prompt: it is read like a prompt, in prefill steps of any size; without a draft only.
-        follows: it may come while the session's earlier ones are out, and is taken up when they are done. A prompt that follows a prompt
-            is read together with it, and one verdict or refusal, that of the later round, answers both.
+        draft: tokens to verify, at most 31; empty if only the next token is wanted.
+        parents: parent of each of those, in a tree (``streamco.policies.drafts.tree_acceptance``); empty for a chain.
+        is_prompt: it is read like a prompt, in prefill steps of any size; only without a draft.
+        follows: it may come while the session's earlier drafts are out, and is handled when they are done. A prompt that follows a prompt
+            is read together with it, and one verdict or refusal, the later round's, answers both.
     """
 
     session: str
@@ -83,7 +83,7 @@ class DraftReceived(Struct, frozen=True, kw_only=True):
 
     @property
     def length(self) -> int:
-        """Number of tokens that the text has if the longest path of the draft is accepted."""
+        """Number of tokens of the text if the longest path of the draft is accepted."""
         return self.base + len(self.given) + (len(longest_path(self.parents)) if self.parents else len(self.draft))
 
 
@@ -94,9 +94,9 @@ class SessionClosed(Struct, frozen=True):
 
 
 class DraftVerdict(Struct, frozen=True):
-    """The engine's verdict on one draft: how many of its tokens are accepted, and the token after them; None: the context is full.
+    """The engine's verdict on one draft: how many of its tokens are accepted, and the token after them, or None if the context is full.
 
-    In a tree ``accepted`` is the last accepted node. ``rows`` has the engine's likeliest tokens at each position, if the session asked for
+    In a tree ``accepted`` is the last accepted node. ``rows`` has the engine's likeliest tokens at each position, if the session requested
     them, in the driver's own form.
     """
 
@@ -113,8 +113,8 @@ class BatchFinished(Struct, frozen=True):
         number: number of its ``RunBatch``.
         verdicts: one for each part with ``verify_rows`` that didn't fail, in any order.
         seconds: duration of the batch.
-        failed: sessions with a part that failed alone or was cancelled; the contents of their sequences are unknown.
-        found: number of its tokens that were already in the engine's cache, so that they took no time.
+        failed: sessions whose part alone failed or was cancelled; the contents of their sequences are unknown.
+        found: number of its tokens that were already in the engine's cache, and so took no time.
         is_cut: True if a part was cancelled. Then ``seconds`` is shorter than its tokens take.
     """
 
@@ -127,7 +127,7 @@ class BatchFinished(Struct, frozen=True):
 
 
 class BatchFailed(Struct, frozen=True):
-    """The engine gave the batch up; the contents of its sequences are unknown."""
+    """The engine gave up the batch; the contents of its sequences are unknown."""
 
     number: int
 
@@ -136,7 +136,7 @@ SchedulerEvent = SessionOpened | SessionExtended | DraftReceived | SessionClosed
 
 
 class AcceptSession(Struct, frozen=True):
-    """Report to the device that its session is open; the context is read as soon as possible, drafts may come at once."""
+    """Report to the device that its session is open; the context is read as soon as possible, and drafts may come at once."""
 
     session: str
 
@@ -145,8 +145,8 @@ class RefuseSession(Struct, frozen=True):
     """Report to the device that its session was not opened, or not extended.
 
     Args:
-        reason: reason of the refusal.
-        retry_after: seconds to wait before asking again; None: the same question gets the same answer.
+        reason: reason for the refusal.
+        retry_after: seconds to wait before a retry; None if a retry would get the same answer.
     """
 
     session: str
@@ -160,7 +160,7 @@ class SendVerdict(Struct, frozen=True, kw_only=True):
     Args:
         verdict: the engine's verdict.
         round: number of the draft's round.
-        position: end of the text, the accepted tokens and the one after them included.
+        position: end of the text, including the accepted tokens and the one after them.
         depth: number of verifications that wait now.
         queued: seconds until its first batch.
         compute: seconds that its batches took.
@@ -183,8 +183,8 @@ class RefuseDraft(Struct, frozen=True):
     """Report to the device that its draft is not verified, and the text is as it was before.
 
     Args:
-        reason: reason of the refusal.
-        retry_after: seconds to wait before asking again; None: the same question gets the same answer.
+        reason: reason for the refusal.
+        retry_after: seconds to wait before a retry; None if a retry would get the same answer.
     """
 
     session: str
@@ -199,7 +199,7 @@ class BatchPart(Struct, frozen=True):
     Args:
         start: position of the first id, and the number of tokens in the sequence now.
         ids: tokens to read.
-        verify_rows: number of the last ids that give the verdict's rows: the text's last token and the draft; 0: no draft ends here.
+        verify_rows: number of the last ids, which give the verdict's rows: the text's last token and the draft; 0 if no draft ends here.
     """
 
     session: str
@@ -217,9 +217,9 @@ class RunBatch(Struct, frozen=True):
 
 
 class CancelPart(Struct, frozen=True):
-    """Stop computing a session's part of the running batch, because the session was closed: nothing of it is needed.
+    """Stop computing a session's part of the running batch, because the session was closed and none of it is needed.
 
-    The batch ends as others do. A driver that can't stop a part leaves it alone.
+    The batch ends like any other. A driver that can't stop a part leaves it alone.
     """
 
     session: str
@@ -239,11 +239,11 @@ class DropSequence(Struct, frozen=True):
 
 
 class ForgetSession(Struct, frozen=True):
-    """Report to the device that its session, which was at rest, was forgotten; to go on, it opens another one.
+    """Report to the device that its session, which was at rest, was forgotten. To continue, it has to open another one.
 
     Args:
         session: its name.
-        is_silent: it was silent for too long. False: a device with fewer sessions has its place now.
+        is_silent: True if it was silent for too long, False if its place went to a device with fewer sessions.
     """
 
     session: str

@@ -1,4 +1,4 @@
-"""Load estimates of a verifier: step times, the pace of prompts, and how many sessions it can serve in time."""
+"""Estimates of a verifier's load: step times, the pace of prompts, and how many sessions it can serve in time."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["MeasuredStep", "PrefillPace", "SessionLimit"]
 
 _RATIOS = 33  # recent batches; their times correct the model
 _DECAY = 0.9  # a prefill step's weight against the next one's
-_VERDICTS = 128  # in a period: a share of them may be late, and after it one session more is tried
-_FLAWLESS = 32  # verdicts; if none of so many is late, and none of
-_EACH = 2  # verdicts for each session in use, one session more is tried sooner
-_PATIENCE = 10.0  # seconds after which the limit may be lowered again, though more sessions are still in use
+_VERDICTS = 128  # verdicts in a period, a share of which may be late; after it one more session is tried
+_FLAWLESS = 32  # verdicts; if none of these is late, and none of
+_EACH = 2  # verdicts for each session in use, one more session is tried sooner
+_PATIENCE = 10.0  # seconds after which the limit may be lowered again although more sessions are still in use
 _BACK_OFF = 0.9
-_ENDS = 9  # last sessions that ended; their spacing estimates when the next one ends
+_ENDS = 9  # last sessions that ended; their intervals estimate when the next one ends
 _UNKNOWN_GAP = 1.0  # seconds
-_EARLY = 0.01  # seconds by which a retry may come too soon: clocks differ, and frames have milliseconds
+_EARLY = 0.01  # seconds by which a retry may come too soon, because clocks differ and frames have milliseconds
 _RECENT = 60.0  # seconds in which ends count
 _MAX_WAITING = 1024  # refused sessions that are remembered,
-_MAX_EACH = 64  # and those of one device
+_MAX_EACH = 64  # and how many of one device
 
 
 class MeasuredStep:
@@ -43,7 +43,7 @@ class MeasuredStep:
         return self._scale * self._model(tokens, context)
 
     def alone(self, tokens: int, context: int) -> float:
-        """Return the seconds of a verification without other load: its chunks, one after the other."""
+        """Return the seconds that a verification takes without other load: its chunks, one after the other."""
         seconds = 0.0
         while tokens > CHUNK:
             seconds += self(CHUNK, context)
@@ -60,7 +60,7 @@ class MeasuredStep:
 
 
 class PrefillPace:
-    """Seconds that a prompt token takes, interleaved batches of verifications included.
+    """The seconds that a prompt token takes, including interleaved batches of verifications.
 
     Args:
         expected: seconds per token, used before the first measurement.
@@ -77,11 +77,11 @@ class PrefillPace:
         return self._seconds / self._tokens
 
     def begin(self, *, now: float) -> None:
-        """Record that prompts wait again."""
+        """Record that prompts are waiting again."""
         self._since = now
 
     def observe(self, tokens: int, *, waits_on: bool, now: float) -> None:
-        """Record that a step has read ``tokens``; ``waits_on`` is True if prompts are left."""
+        """Record that a step has read ``tokens``; ``waits_on`` is True if more prompts are waiting."""
         if self._since is not None:
             self._seconds = _DECAY * self._seconds + now - self._since
             self._tokens = _DECAY * self._tokens + tokens
@@ -91,25 +91,25 @@ class PrefillPace:
 class SessionLimit:
     """Limit on the sessions in use, by additive increase and multiplicative decrease: one more while verdicts are in time, 0.9 when late.
 
-    A lower limit ends no session, so only drafts count that came after it was kept. Otherwise the late verdicts of many devices that came
-    at once would lower it to 1.
+    A lower limit ends no session, so only drafts count that came once it was observed. Otherwise the late verdicts of many devices that
+    came at once would lower it to 1.
 
     Args:
-        late_share: share of late verdicts that is tolerated, 0..1.
+        late_share: tolerated share of late verdicts, 0..1.
     """
 
     def __init__(self, late_share: float) -> None:
-        self._max_late = late_share * _VERDICTS + math.sqrt(late_share * _VERDICTS)  # one standard deviation: late verdicts cluster
+        self._max_late = late_share * _VERDICTS + math.sqrt(late_share * _VERDICTS)  # one standard deviation, because late verdicts cluster
         self._limit = math.inf
         self._verdicts = self._late = self._most = 0  # verdicts that count, late ones among them, and the most sessions in use
         self._changed = -math.inf
-        self._kept_since: float | None = -math.inf  # drafts that came before don't count; None: the limit is not kept yet
+        self._kept_since: float | None = -math.inf  # drafts that came before don't count; None if the limit is not kept yet
         self._retries: list[tuple[float, str]] = []  # times at which refused sessions ask again, and their devices, a heap
         self._ended: deque[float] = deque(maxlen=_ENDS)
 
     @property
     def limit(self) -> float:
-        """Number of sessions; inf until verdicts were late."""
+        """Number of sessions; inf until verdicts have been late."""
         return self._limit
 
     def observe(self, *, is_late: bool, present: int, asked: float, now: float) -> None:
@@ -135,12 +135,12 @@ class SessionLimit:
         self._ended.append(now)
 
     def leave(self, device: str) -> None:
-        """Stop counting the sessions of a device that is gone among those that wait."""
+        """Stop counting the sessions of a device that is gone as waiting."""
         self._retries = [retry for retry in self._retries if retry[1] != device]
         heapify(self._retries)
 
     def wait(self, present: int, *, device: str, now: float, max_wait: float = math.inf) -> float | None:
-        """Return the seconds until one more session of this device may come, at most ``max_wait``; None: it may come now.
+        """Return the seconds until one more session of this device may come, at most ``max_wait``, or None if it may come now.
 
         That is the time in which all refused sessions that still wait are expected to be admitted. A session that asks again in time no
         longer counts as waiting, so it is counted once.
@@ -155,7 +155,7 @@ class SessionLimit:
         return seconds
 
     def _back_off(self, now: float) -> None:
-        """Lower the limit, except for a single session: it is late by itself, and keeping others out would not help it."""
+        """Lower the limit, except for a single session, which is late by itself and wouldn't be helped by keeping others out."""
         is_lowered = self._most > 1
         if is_lowered:
             self._limit = max(1, math.floor(_BACK_OFF * min(self._limit, self._most)))
@@ -168,7 +168,7 @@ class SessionLimit:
         self._kept_since = kept_since
 
     def _gap(self, now: float) -> float:
-        """Return the seconds between two ends of sessions, by the recent ones."""
+        """Return the seconds between two ends of sessions, estimated from the recent ones."""
         while self._ended and self._ended[0] < now - _RECENT:
             self._ended.popleft()
         gaps = len(self._ended) - 1

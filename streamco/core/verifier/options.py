@@ -14,14 +14,14 @@ __all__ = ["LoadLimits", "SchedulerOptions"]
 class LoadLimits(Struct, frozen=True, kw_only=True):
     """The load that a scheduler tolerates before it refuses sessions and drafts; the same for every engine."""
 
-    sessions: int = 1024  # remembered, those without tokens in the cache included
+    sessions: int = 1024  # remembered, including those without tokens in the cache
     sessions_per_device: int = 64
     idle_after: float = 5.0  # seconds of silence, longer than any drafting, after which a session may lose its cache to another
     forget_after: float = 600.0  # seconds of silence after which the device must send the context again
-    prefill_within: float = 10.0  # seconds that a new prompt may have to wait; inf: no limit
+    prefill_within: float = 10.0  # seconds that a new prompt may have to wait; inf for no limit
     late_stretch: float = 1.5  # a verdict is late after this many times what it takes alone, and
-    late_grace: float = 0.03  # seconds more: half a round trip of 60 ms, so that the device sees 1.5 times what it sees alone
-    draft_stretch: float = 4.0  # a draft is refused beyond this many times what it takes alone and late_grace more; inf: never
+    late_grace: float = 0.03  # seconds more; half a round trip of 60 ms, so that the device sees 1.5 times what it sees alone
+    draft_stretch: float = 4.0  # a draft is refused beyond this many times what it takes alone plus late_grace; inf for never
     min_retry: float = 0.02  # seconds; a retry takes a round trip anyway
     max_retry: float = 30.0  # seconds
 
@@ -46,7 +46,7 @@ class SchedulerOptions(LoadLimits, frozen=True, kw_only=True):
     kv_tokens: int  # tokens that the engine's cache holds
     places: int  # token sequences that it holds
     context_tokens: int  # of one session, draft included
-    shared_batches: int = 0  # full batches that a verdict may wait for, at their measured times, if that is more than late_grace
+    shared_batches: int = 0  # full batches for which a verdict may wait, at their measured times, if that is more than late_grace
 
     def __post_init__(self) -> None:
         super().__post_init__()

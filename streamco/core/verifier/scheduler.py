@@ -1,11 +1,11 @@
 """The verifier's scheduler: sessions of many devices on one engine (Synera 4.5; batches: ``policies.serving.batching``).
 
-One batch runs at a time. When it has finished, the policy forms the next one from the requests that wait then. So a verdict takes the
-rest of the running batch, perhaps a step of prefill, and its own batch.
+One batch runs at a time. When it has finished, the policy forms the next one from the requests that are then waiting. So a verdict takes
+the rest of the running batch, perhaps a step of prefill, and its own batch.
 
 The queue is bounded. A session is refused if its device has too many sessions, or if the cache is full of sessions in use. It is refused,
 too, if prompts would wait too long, or if more than a twentieth of the last verdicts were late. A draft is refused if its verdict would
-come too late to be of use. Every refusal that may succeed later says when to ask again (``core.verifier.admission``).
+come too late to be useful. Every refusal says when to retry, if that may succeed (``core.verifier.admission``).
 
 ::
 
@@ -64,16 +64,16 @@ from streamco.policies.serving.batching import (
 
 __all__ = ["VerificationScheduler"]
 
-_TURNS = 2.0  # times that a prompt token takes longer than alone, until that is measured
+_TURNS = 2.0  # factor by which a prompt token takes longer than alone, until that is measured
 
 
 class VerificationScheduler:
-    """The scheduler's state machine, without IO. Its drivers feed it the events of ``core.verifier.events`` and run the commands.
+    """The scheduler's state machine, without IO. Its drivers feed it the events of ``core.verifier.events`` and carry out the commands.
 
     Args:
         options: limits of load and engine.
         step: seconds of a batch; measured times correct it.
-        policy: chooses the requests of a batch; None: ``Alternating``.
+        policy: chooses the requests of a batch; None for ``Alternating``.
     """
 
     def __init__(self, options: SchedulerOptions, step: StepSeconds, policy: BatchPolicy | None = None) -> None:
@@ -87,8 +87,8 @@ class VerificationScheduler:
             tokens=options.kv_tokens, places=options.places, idle_after=options.idle_after, forget_after=options.forget_after
         )
         self._admission = Admission(options, self._policy, self._step, self._pace, self._sessions)
-        self._busy: dict[str, HeldSession] = {}  # sessions that wait or run
-        self._served: dict[str, float] = {}  # tokens, by device, of every device that has a session
+        self._busy: dict[str, HeldSession] = {}  # sessions that are waiting or running
+        self._served: dict[str, float] = {}  # tokens served to each device that has a session
         self._running: RunningBatch | None = None
         self._ready_at: float | None = None  # when a policy that waits for more requests will have a batch
         self._numbers = 0
@@ -121,12 +121,12 @@ class VerificationScheduler:
         self._run_next(now)
 
     def take_commands(self) -> list[SchedulerCommand]:
-        """Return the commands to run, in order; each is returned once."""
+        """Return the commands to carry out, in order; each is returned once."""
         commands, self._commands = self._commands, []
         return commands
 
     def next_deadline(self) -> float | None:
-        """Return when to call ``handle_deadline``: a session must be forgotten or a waiting batch begun; None: never."""
+        """Return when to call ``handle_deadline``: a session must be forgotten or a waiting batch begun. None for never."""
         forgotten = self._sessions.next_forgotten()
         return forgotten if self._ready_at is None else min(self._ready_at, math.inf if forgotten is None else forgotten)
 
@@ -138,7 +138,7 @@ class VerificationScheduler:
             self._run_next(now)
 
     def leave(self, device: str) -> None:
-        """Let a device that is gone wait for no place any more; its sessions stay."""
+        """Remove a device that is gone from those waiting for a place; its sessions stay."""
         self._admission.leave(device)
 
     # What a driver may ask
@@ -155,12 +155,12 @@ class VerificationScheduler:
 
     @property
     def session_limit(self) -> int | None:
-        """Number of sessions in use beyond which new ones are refused; None: none, because verdicts were in time so far."""
+        """Number of sessions in use beyond which new ones are refused, or None because verdicts have been in time so far."""
         limit = self._admission.limit.limit
         return None if limit == math.inf else int(limit)
 
     def text(self, name: str) -> tuple[int, ...] | None:
-        """Return a session's committed ids, to compare them when a device resumes; None: the session is not known."""
+        """Return a session's committed ids, to compare them when a device resumes, or None if the session is not known."""
         session = self._sessions.get(name)
         return None if session is None or session.is_closed else tuple(session.text)
 
@@ -201,13 +201,13 @@ class VerificationScheduler:
             self._refuse_session(event.session, "gap")
         elif event.base + len(event.ids) >= self._options.context_tokens:
             self._refuse_session(event.session, "too long")
-        elif tuple(session.text[event.base :]) != event.ids:  # an extension without news does not end the silence
+        elif tuple(session.text[event.base :]) != event.ids:  # an extension that changes nothing does not end the silence
             wait = self._until_extended(session, event, now) if session.reserved_tokens else None
             if wait is not None and session.is_running:
                 self._refuse_session(event.session, "overloaded", wait)
                 return
             if wait is not None:
-                self._evict(session)  # its ids are read again with a later draft, when there are free tokens
+                self._evict(session)  # its ids are read again with a later draft, once there are free tokens
             self._sessions.touch(session, now=now)
             self._rewrite(session, event.base, event.ids)
             if session.reserved_tokens:
@@ -215,7 +215,7 @@ class VerificationScheduler:
                 self._enqueue(session, now)
 
     def _until_extended(self, session: HeldSession, event: SessionExtended, now: float) -> float | None:
-        """Reserve tokens for an extension; if that fails, return how long to wait. Its unread tokens are admitted like a prompt."""
+        """Reserve tokens for an extension, or return how long to wait if that fails. Its unread tokens are admitted like a prompt."""
         end = event.base + len(event.ids)
         unread = end - 1 - min(session.cached, event.base)
         if unread > max(CHUNK, session.prompt_end - session.cached):
@@ -255,7 +255,7 @@ class VerificationScheduler:
             self._commands.append(DropSequence(session.name))
 
     def _until_reserved(self, session: HeldSession, tokens: int, now: float, surplus: HeldSession | None = None) -> float | None:
-        """Reserve tokens, evicting others than the ``surplus``, which will go, if necessary; if that fails, return how long to wait."""
+        """Reserve tokens, evicting sessions if necessary (except ``surplus``, which will go); if that fails, return how long to wait."""
         had_place = bool(session.reserved_tokens)
         victims = self._sessions.reserve(session, tokens, now=now, kept=self._admission.kept(session, now=now), surplus=surplus)
         if victims is None:
@@ -269,7 +269,7 @@ class VerificationScheduler:
         return None
 
     def _make_room(self, now: float) -> None:
-        """Take places from devices with several for those that wait and have none; drafts that wait there are refused."""
+        """Take places from devices with several for waiting devices that have none; drafts that wait there are refused."""
         for victim in self._admission.to_evict(now=now):
             if victim.is_evictable:
                 self._evict(victim)
@@ -309,7 +309,7 @@ class VerificationScheduler:
         self._enqueue(session, now)
 
     def _take_following(self, session: HeldSession, now: float) -> None:
-        """Take up a session's next drafts: one after the last verdict, and prompts together with the one that they continue."""
+        """Start on a session's next drafts: one after the last verdict, and prompts together with the one that they continue."""
         while session.following and (session.pending is None or self._may_join(session, session.following[0], now)):
             event = session.following.popleft()
             if session.pending is not None:
@@ -320,14 +320,14 @@ class VerificationScheduler:
                 self._refuse_following(session)
 
     def _may_join(self, session: HeldSession, event: DraftReceived, now: float) -> bool:
-        """Return True, with its tokens reserved, if a prompt can be read together with the session's pending one."""
+        """Reserve a prompt's tokens and return True if it can be read together with the session's pending one."""
         end = event.base + len(event.given)
         if not session.is_continued_by(event) or end >= self._options.context_tokens:
             return False
         return self._until_verdict(session, event, now)[0] is None and self._until_reserved(session, end + 1, now) is None
 
     def _until_verdict(self, session: HeldSession, event: DraftReceived, now: float) -> tuple[float | None, float]:
-        """Return (seconds to wait before asking again, or None; time from which the verdict is late)."""
+        """Return (seconds to wait before a retry, or None; time from which the verdict is late)."""
         length = event.base + len(event.given)
         if not session.reserved_tokens:
             return self._admission.until_prefilled(self._waiting(), length, device=session.device), math.inf
@@ -345,7 +345,7 @@ class VerificationScheduler:
     # Batches
 
     def _enqueue(self, session: HeldSession, now: float) -> None:
-        """Add a session to those that wait if it has tokens to read."""
+        """Add a session to the waiting ones if it has tokens to read."""
         work = session.work()
         if work is None or session.name in self._busy:
             return
@@ -356,7 +356,7 @@ class VerificationScheduler:
         session.since = now
 
     def _lifted(self, device: str) -> float:
-        """Return a device's counter of served tokens, raised to those of the devices present."""
+        """Return a device's counter of served tokens, raised to the counters of the devices present."""
         return raised_counter(self._served, {session.device for session in self._busy.values()}, device)
 
     def _waiting(self) -> list[Waiting]:
@@ -415,13 +415,13 @@ class VerificationScheduler:
             self._sessions.touch(session, now=now)
             if session.keep(session.keeps):
                 self._commands.append(TruncateSequence(session.name, session.cached))
-            if part.verify_rows and not session.to_verify():  # it is not if more of the prompt has come in the meantime
+            if part.verify_rows and not session.to_verify():  # not if more of the prompt has come in the meantime
                 self._conclude(session, verdicts[session.name], now)
                 self._take_following(session, now)
             if session.work() is None:
                 del self._busy[session.name]
         if running.prefilled and event.is_cut:
-            self._pace.begin(now=now)  # the time of a batch that was cut says nothing
+            self._pace.begin(now=now)  # the time of a batch that was cut short isn't a measurement
         elif running.prefilled:
             waits_on = any(work.kind == "prefill" for work in self._waiting())
             self._pace.observe(min(read, running.prefilled), waits_on=waits_on, now=now)
@@ -435,7 +435,7 @@ class VerificationScheduler:
             raise AssertionError(f"{session.name}: expected 0 to {len(draft.draft)} accepted tokens, got {accepted}")
         kept = session.accept(accepted)
         if verdict.token is None:
-            kept = min(kept, len(session.text) - 1)  # the next draft's first row is that of the text's last token
+            kept = min(kept, len(session.text) - 1)  # the next draft's first row belongs to the text's last token
         else:
             session.text.append(verdict.token)
         session.pending = None
@@ -462,7 +462,7 @@ class VerificationScheduler:
             self._give_up(session, "engine failed", now)
 
     def _give_up(self, session: HeldSession, reason: Reason, now: float) -> None:
-        """Drop a session's sequence, and let the device ask again."""
+        """Drop a session's sequence, and let the device retry."""
         session.is_running = False
         if session.is_closed:
             self._remove(session)
@@ -476,7 +476,7 @@ class VerificationScheduler:
         self._refuse_following(session)
 
     def _refuse_following(self, session: HeldSession) -> None:
-        """Refuse the drafts that were to follow one that was refused: what they follow is not there."""
+        """Refuse the drafts that were to follow a refused one, because what they follow isn't there."""
         while session.following:
             self._refuse(session.following.popleft(), "gap")
 

@@ -1,8 +1,8 @@
 """Sessions of a verifier, and which of them have tokens in the engine's KV cache.
 
-A session's ids are kept as long as it is remembered, because they are small. Its cache is large and may be given to another session while
-the device is silent. The ids are then read again with its next draft. Tokens of the cache are reserved before a request is admitted, so
-every admitted request can be finished.
+A session's ids are kept as long as it is remembered, because they take little memory. Its cache is large and may be given to another
+session while the device is silent. The ids are then read again with its next draft. Tokens of the cache are reserved before a request is
+admitted, so every admitted request can be finished.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class HeldSession:
         text: committed ids.
         cached: number of tokens, of the text and then of the pending draft, that the engine has read or is reading.
         prompt_end: position up to which reading is a prefill; a draft's row 0 needs the text's last token read with it.
-        pending: the draft that waits for its verdict; None: none does.
+        pending: the draft that waits for its verdict; None if none does.
         following: drafts that are taken up after it, in order.
         retracted: ids that the text had after the pending draft's base.
         is_running: whether it takes part in the running batch.
-        keeps: number of tokens that stay when that batch has run; inf: all.
-        reserved_tokens: tokens of the cache that are reserved for it; 0: it has none.
+        keeps: number of tokens that stay when that batch has run; inf for all.
+        reserved_tokens: tokens of the cache that are reserved for it, or 0.
         touched: time of the last event of its device or of its batch, seconds.
         since: time when its next work began to wait, seconds.
         asked: time when the pending draft came, seconds.
         due: time from which its verdict is late, seconds.
-        started: time when its first batch began, seconds; None: not yet.
+        started: time when its first batch began, seconds; None if not yet.
         compute: seconds that its batches took so far.
     """
 
@@ -91,16 +91,16 @@ class HeldSession:
 
     @property
     def is_evictable(self) -> bool:
-        """True if the session may lose its cache: it is at rest, or waits for no more than its context to be read."""
+        """True if the session may lose its cache: it is at rest, or only waits for its context to be read."""
         return self.pending is None and not self.is_running
 
     @property
     def need(self) -> int:
-        """Number of cache tokens that the session's text takes."""
+        """Number of cache tokens that the session's text needs."""
         return max(1, len(self.text))
 
     def work(self) -> Waiting | None:
-        """Return what must be read next, with the running batch counted as done; None: nothing."""
+        """Return what must be read next, with the running batch counted as done, or None if there is nothing."""
         missing = self.prompt_end - self.cached
         if self.reserved_tokens and missing > 0:
             return Waiting(
@@ -143,7 +143,7 @@ class HeldSession:
         )
 
     def to_verify(self) -> int:
-        """Return the number of tokens to read for the pending draft, its own included."""
+        """Return the number of tokens to read for the pending draft, including its own."""
         return len(self.text) + (len(self.pending.draft) if self.pending is not None else 0) - self.cached
 
     def read(self, tokens: int) -> tuple[int, ...]:
@@ -185,7 +185,7 @@ class HeldSession:
     def accept(self, accepted: int) -> int:
         """Add the accepted tokens of the pending draft to the text; return how many tokens of the text its sequence holds.
 
-        Of a tree the sequence holds the longest path.
+        Of a tree, the sequence holds the longest path.
 
         Args:
             accepted: number of accepted tokens; in a tree the last accepted node.
@@ -218,7 +218,7 @@ class RunningBatch(Struct, frozen=True):
         command: the batch.
         sessions: session of each of its parts.
         tokens: number of its tokens.
-        prefilled: number of those that are in portions of prompts.
+        prefilled: number of those that belong to prompts.
         context: number of cached tokens before them, of all sessions.
         ends: predicted time of its end, seconds.
     """
@@ -241,7 +241,7 @@ class SessionTable:
 
     Args:
         tokens: size of the cache.
-        places: number of sequences that it has.
+        places: number of sequences in the cache.
         idle_after: seconds of silence after which a session's cache may be given to any other.
         forget_after: seconds of silence after which its ids may be forgotten.
 
@@ -270,11 +270,11 @@ class SessionTable:
         return sum(each.device == device for each in self)
 
     def places_by_device(self) -> Counter[str]:
-        """Return the number of sequences that each device's sessions have."""
+        """Return how many sequences each device's sessions have."""
         return Counter(each.device for each in self if each.reserved_tokens)
 
     def get(self, name: str) -> HeldSession | None:
-        """Return the session of that name; None: it is not known."""
+        """Return the session of that name, or None if it is not known."""
         return self._sessions.get(name)
 
     def add(self, session: HeldSession) -> None:
@@ -293,13 +293,13 @@ class SessionTable:
 
         Args:
             session: the session, with tokens or without.
-            tokens: number of tokens, those that it has included.
+            tokens: number of tokens, including those that it already has.
             now: the time, seconds.
-            kept: room that must be left. None: none.
-            surplus: session that the caller removes then, so that its tokens count as free. None: none.
+            kept: room that must be left, or None.
+            surplus: a session that the caller then removes, so that its tokens count as free; None if there is none.
 
         Returns:
-            The sessions that lost their cache; None: there are not enough free tokens, and nothing was changed.
+            The sessions that lost their cache, or None if there aren't enough free tokens; then nothing was changed.
         """
         victims = self.victims(session, tokens, now=now, kept=kept, surplus=surplus)
         for victim in victims or ():
@@ -320,14 +320,15 @@ class SessionTable:
         has_drafts: bool = False,
         surplus: HeldSession | None = None,
     ) -> list[HeldSession] | None:
-        """Return the sessions that must lose their cache so that this one can have ``tokens`` in total; None: they are not enough.
+        """Return the sessions that must lose their cache so that this one can have ``tokens`` in total, or None if they are not enough.
 
-        Sessions that were silent for long come first, then sessions of devices that hold more than this one would: those at rest, then
-        those that only wait for their context to be read. A device could else keep all others out by extending its sessions.
+        Sessions that have been silent for long come first, then sessions of devices that hold more than this one would: first those at
+        rest, then those that only wait for their context to be read. Otherwise a device could keep all others out by extending its
+        sessions.
 
         Args:
             session, tokens, now, kept, surplus: as for ``reserve``.
-            has_drafts: sessions with a draft count too, after all others: first those that wait, then those that run.
+            has_drafts: sessions with a draft count too, after all others: first waiting ones, then running ones.
         """
         kept = kept or Room()
         free = self._tokens - self.reserved + session.reserved_tokens - kept.tokens
@@ -356,19 +357,19 @@ class SessionTable:
         return victims
 
     def _victim(self, others: list[HeldSession], gone: list[HeldSession | None], session: HeldSession, tokens: int) -> HeldSession | None:
-        """Return the session of ``others`` to evict for ``session``, of the device that holds most; None: no device holds more.
+        """Return the session of ``others`` to evict for ``session``, of the device that holds most, or None if no device holds more.
 
         Args:
             others: candidates, least recently used first.
-            gone: sessions that are evicted already.
+            gone: sessions that are already evicted.
             session: the one that needs tokens.
-            tokens: number of tokens needed; 0: only a sequence is needed, and sequences are compared.
+            tokens: number of tokens needed; 0 if only a sequence is needed, and then sequences are compared.
         """
         held: Counter[str] = Counter()
         for each in self:
             if each.reserved_tokens and each is not session and each not in gone:
                 held[each.device] += each.reserved_tokens if tokens else 1
-        # Of equal ones the one that was silent longest.
+        # Among equals, the one that has been silent longest.
         victim = max(others, key=lambda each: (held[each.device], each.is_at_rest, each.is_evictable, not each.is_running), default=None)
         if victim is None or held[victim.device] - (victim.reserved_tokens if tokens else 1) < held[session.device] + (tokens or 1):
             return None
@@ -397,23 +398,23 @@ class SessionTable:
         return self.in_use_by_device(now=now).total()
 
     def in_use_by_device(self, *, now: float, surplus: HeldSession | None = None) -> Counter[str]:
-        """Return the number of those sessions of each device that has one, without the ``surplus`` one."""
+        """Return the number of sessions in use by device, without the ``surplus`` one."""
         return Counter(each.device for each in self if each is not surplus and not (each.is_at_rest and self._is_idle(each, now)))
 
     def next_idle(self, *, now: float) -> float | None:
-        """Return when the next session's cache may be given to another; None: no session at rest has one that is still protected."""
+        """Return when the next session's cache may be given to another, or None if no session at rest has one that is still protected."""
         times = (session.touched + self._idle_after for session in self if session.reserved_tokens and session.is_at_rest)
         return next((time for time in times if time > now), None)
 
     def next_forgotten(self) -> float | None:
-        """Return when the next session may be forgotten; None: none is at rest."""
+        """Return when the next session may be forgotten, or None if none is at rest."""
         return next((session.touched + self._forget_after for session in self if session.is_at_rest), None)
 
     def surplus(self, device: str, *, now: float) -> HeldSession | None:
-        """Return the session to forget so that this device can have another one; None: no device has more than it would have then.
+        """Return the session to forget so that this device can have another one, or None if no device has more than it would have then.
 
-        It is one that isn't in use, if there is one, else one that is at rest between two rounds: that of the device with most, and of
-        its sessions the one that was silent longest.
+        It is one that isn't in use if there is one, otherwise one that is at rest between two rounds. It belongs to the device with most
+        sessions, and is the one of these that has been silent longest.
         """
         counts = Counter(each.device for each in self)
         at_rest = [each for each in self if each.is_at_rest and counts[each.device] > counts[device] + 1]

@@ -1,7 +1,7 @@
 """The devices that wait for a place in the cache, and the order in which they get one.
 
-A device that has fewer places comes before one that has more; of two that have as many, the one that asked first. If only the time counted,
-a device could hold all places, ask for another one without pause, and so stand before every device that has none.
+A device that has fewer places comes before one that has more; of two that have equally many, the one that asked first comes first. If only
+the time counted, a device could hold all places, ask for another one without pause, and so stay ahead of every device that has none.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ class Room(Struct, frozen=True):
 
 class _Turn(Struct, frozen=True):
     until: float  # when it is lost, seconds
-    tokens: int  # that the device has asked for
+    tokens: int  # how many the device has asked for
 
 
 class Turns:
-    """The devices that wait. A device keeps its turn as long as it asks again in time."""
+    """The waiting devices. A device keeps its turn as long as it asks again in time."""
 
     def __init__(self) -> None:
-        self._turns: dict[str, _Turn] = {}  # by device, the one that asked first is the first
+        self._turns: dict[str, _Turn] = {}  # by device; the one that asked first comes first
 
     def wait(self, device: str, tokens: int, retry_after: float, *, now: float) -> None:
         """Let a device wait for a place with ``tokens``, and keep its turn until it asks again."""
         self._turns[device] = _Turn(now + retry_after + _MISSED_RETRY, tokens)
 
     def end(self, device: str) -> None:
-        """Let a device wait no more: it has a place, or is gone."""
+        """End a device's wait, because it has a place or is gone."""
         self._turns.pop(device, None)
 
     def __len__(self) -> int:
@@ -54,7 +54,7 @@ class Turns:
         """Return the room that must be left for the devices whose turn comes before this one's.
 
         Args:
-            device: one that asks for a place.
+            device: the device that asks for a place.
             held: number of places of each device.
             now: the time, seconds.
         """
@@ -63,7 +63,7 @@ class Turns:
         return self._room(each for number, each in enumerate(waiting) if each != device and (held[each], number) < mine)
 
     def deprived(self, device: str, held: Counter[str], *, now: float) -> Room:
-        """Return the room that a device, though it has places, must leave for those that would still have fewer with one more."""
+        """Return the room that a device with places must leave for devices that would still have fewer with one more."""
         return self._room(each for each in self._waiting(now) if held[each] + 1 < held[device])
 
     def without_place(self, held: Counter[str], *, now: float) -> list[tuple[str, int]]:

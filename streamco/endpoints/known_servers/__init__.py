@@ -1,1 +1,1 @@
-"""What is known about the servers that speak OpenAI's API: providers, prices, and how a server is recognised."""
+"""What is known about servers with OpenAI's API: providers, prices, and how to recognise a server."""

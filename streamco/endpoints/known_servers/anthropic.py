@@ -1,4 +1,4 @@
-"""Anthropic's Messages API, and servers that have it, as an endpoint."""
+"""The endpoint for Anthropic's Messages API, at Anthropic and at other servers that have it."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ if TYPE_CHECKING:
 __all__ = ["AnthropicEndpoint"]
 
 _URL = "https://api.anthropic.com/v1"
-_VERSION = "2023-06-01"  # of the API; the only one since then
+_VERSION = "2023-06-01"  # of the API; there hasn't been another one since
 _DEFAULTS = Timeouts(), RetryPolicy(), Limits()
 
 
 class AnthropicEndpoint(OpenAIEndpoint):
     """A remote model with Anthropic's Messages API.
 
-    Requests are chat requests as for every endpoint; they are translated. No answer of another endpoint is continued, and thinking blocks
-    are not sent back.
+    It takes chat requests like every endpoint, and translates them. It can't continue another endpoint's answer, and doesn't send thinking
+    blocks back.
 
     Args:
-        model: the model's name at the server; a request's own ``model`` goes first.
-        api_key: the key; "": none. A function, sync or async, is called for the key of each request. None: that in ``ANTHROPIC_API_KEY``.
-            Servers on the loopback need none.
-        base_url: the URL, with or without ``/v1``, a text or an object. None: that in ``ANTHROPIC_BASE_URL``, else Anthropic's.
-        max_tokens: limit on an answer if the request has none, in tokens; the API needs one.
-        name: a name that is unique within a client. None: "anthropic" and the model.
+        model: the model's name at the server; a request's own ``model`` takes precedence.
+        api_key: the key, "" for none, or a sync or async function that returns the key for each request; by default
+            ``ANTHROPIC_API_KEY``. Loopback servers need none.
+        base_url: the URL, with or without ``/v1``, a string or a URL object; by default ``ANTHROPIC_BASE_URL`` or Anthropic's.
+        max_tokens: maximum tokens of an answer if the request sets no limit; the API requires one.
+        name: a name that is unique within a client; by default "anthropic" and the model.
         timeouts: limits by phase, in seconds.
         retry: retries before the first token.
         limits: largest sizes that are accepted from the server.
-        prices: US dollars per token. None: not known.
-        capabilities: all abilities of the model, or single ones as a dict. None: tools, JSON schemas and images.
-        session: an aiohttp session to use and leave open. None: the endpoint makes its own.
-        headers: sent with every request.
-        rng: draws the jitter of retries. None: one with a random seed.
+        prices: US dollars per token, or None if not known.
+        capabilities: all capabilities of the model, or a dict of single ones; by default tools, JSON schemas and images.
+        session: an aiohttp session to use and leave open; None to create one.
+        headers: headers sent with every request.
+        rng: random generator for the jitter of retries; by default one with a random seed.
 
     Raises:
         ConfigError: a URL, key, name or limit is missing or wrong.
@@ -80,7 +80,7 @@ class AnthropicEndpoint(OpenAIEndpoint):
         key = api_key
         if key is None:
             is_local = base_url is not None and is_loopback(host_of(url_text("base_url", base_url)))
-            key = "" if is_local else os.environ.get("ANTHROPIC_API_KEY")  # a key is not for whatever listens here
+            key = "" if is_local else os.environ.get("ANTHROPIC_API_KEY")  # don't send the key to whatever listens here
         if key is None:
             raise ConfigError('api_key: expected a key, got none; set ANTHROPIC_API_KEY or pass api_key ("" for no key)')
         super().__init__(
@@ -106,7 +106,7 @@ class AnthropicEndpoint(OpenAIEndpoint):
 
     @property
     def provider(self) -> str:
-        """Name of the API's maker, also for other servers that have it."""
+        """Name of the API's maker, even for other servers that have the API."""
         return "anthropic"
 
     def _build_chat(

@@ -1,4 +1,4 @@
-"""What a caller declares about a server's abilities: all of them, or single ones beside what is known."""
+"""A caller's declaration of a server's capabilities: all of them, or single ones that override what is known."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["CapabilityChanges", "check_declared", "with_declared", "with_inputs_
 
 
 class CapabilityChanges(TypedDict, total=False):
-    """Single fields of ``Capabilities``; those that are left out stay as they are known."""
+    """Single fields of ``Capabilities``; missing ones keep their known values."""
 
     vocabulary: str | None
     takes_token_ids: bool
@@ -29,10 +29,10 @@ class CapabilityChanges(TypedDict, total=False):
 
 
 def check_declared(declared: object) -> None:
-    """Check what an endpoint is given as ``capabilities``.
+    """Check an endpoint's ``capabilities`` argument.
 
     Raises:
-        ConfigError: it is none of the three, or has an unknown field or a value of another type.
+        ConfigError: it isn't ``Capabilities``, a dict or None, or has an unknown field or a value of the wrong type.
     """
     if declared is None or isinstance(declared, Capabilities):
         return
@@ -48,11 +48,11 @@ def check_declared(declared: object) -> None:
 
 
 def with_declared(known: Capabilities, declared: Capabilities | CapabilityChanges | None) -> Capabilities:
-    """Return a server's abilities.
+    """Return a server's capabilities.
 
     Args:
-        known: what is known of such servers.
-        declared: all abilities, which replace those; or single ones, which change them; None: nothing was declared.
+        known: what is known about such servers.
+        declared: all capabilities, which replace the known ones, or single ones, which override them, or None.
     """
     if isinstance(declared, Capabilities):
         return declared
@@ -60,7 +60,7 @@ def with_declared(known: Capabilities, declared: Capabilities | CapabilityChange
 
 
 def with_inputs_of(known: Capabilities, before: Capabilities) -> Capabilities:
-    """Return the abilities of a server that is known now, with what it was sent before: it refuses itself what it can't do."""
+    """Return a newly identified server's capabilities plus the input types that it was sent before; it can refuse these itself."""
     return msgspec.structs.replace(
         known,
         tools=known.tools or before.tools,

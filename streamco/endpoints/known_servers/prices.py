@@ -1,4 +1,4 @@
-"""Prices of common models, for cost estimates if the caller gives none.
+"""Prices of common models, used for cost estimates if the caller gives no prices.
 
 Source: litellm 1.109.1, model_prices_and_context_window_backup.json (MIT licence), November 2026. Prices change: pass ``prices=`` if money
 depends on them.
@@ -50,9 +50,9 @@ _PER_MILLION: dict[str, dict[str, tuple[float, float, float | None]]] = {
 
 
 def find_prices(provider: str, model: str) -> TokenPrices:
-    """Return the prices of exactly this model at this provider; all None if they are not known.
+    """Return the prices of exactly this model at this provider; all None if they aren't known.
 
-    Azure is left out, because a deployment there may have any name.
+    Azure isn't included, because a deployment there may have any name.
     """
     known = _PER_MILLION.get(provider, {}).get(model)
     if known is None:

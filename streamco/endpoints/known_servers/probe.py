@@ -1,6 +1,6 @@
-"""The kind of server that answers at a URL, by what it says about itself.
+"""Recognises the kind of server at a URL by what it says about itself.
 
-``GET /v1/models`` exists everywhere; ``/props`` is llama.cpp's, ``/version`` vLLM's and Ollama's, ``/get_model_info`` SGLang's.
+``GET /v1/models`` exists everywhere; ``/props`` is specific to llama.cpp, ``/version`` to vLLM and Ollama, ``/get_model_info`` to SGLang.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ __all__ = ["PROBED_PATHS", "STREAMCO", "ServerInfo", "identify"]
 STREAMCO = "streamco"
 PROBED_PATHS = ("/props", "/version", "/get_model_info", "/api/version")
 
-_MAX_LISTED = 16  # times; a server that lists more isn't believed
+_MAX_LISTED = 16  # times; a longer list is ignored
 _MAX_TIMES = 10
-_SHORTEST_S, _LONGEST_S = 0.001, 60.0  # what lies beyond counts as this
+_SHORTEST_S, _LONGEST_S = 0.001, 60.0  # values beyond these are clamped
 
 _OWNERS = {
     "vllm": "vllm",
@@ -37,17 +37,17 @@ class ServerInfo(Struct, frozen=True, kw_only=True):
     """What a server says about itself.
 
     Args:
-        kind: a provider's name; "generic" if it isn't known.
+        kind: a provider's name, or "generic" if it isn't known.
         models: ids of the models that the server offers.
-        context_tokens: size of the model's context, prompt and answer together. None: the server doesn't say.
-        version: as the server writes it; "" if it doesn't.
-        vocabulary: fingerprint of the server's token ids. ``streamco serve`` gives it; else it is that of a local model which reads a
-            sample into the same ids. None: not known.
-        vocabulary_size: number of those ids. None: not known.
-        media_types: content types of requests that the server says it takes, beside JSON; () if it doesn't say.
-        content_mark: digest of the model's file, by which ``streamco serve`` is known to have a device's model; "": it doesn't say.
-        first_token_times: seconds to the first token of its latest answers, at most ten equally likely ones, ascending, as ``streamco
-            serve`` tells them; (): it doesn't say.
+        context_tokens: size of the model's context, prompt and answer together, or None if the server doesn't say.
+        version: the version as the server writes it, or "".
+        vocabulary: fingerprint of the server's token ids, from ``streamco serve`` or from a local model that reads a sample as the same
+            ids; None if not known.
+        vocabulary_size: number of these ids, or None if not known.
+        media_types: content types that the server says it accepts in requests besides JSON; () if it doesn't say.
+        content_mark: digest of the model's file, which shows whether ``streamco serve`` has the same model as a device; "" if not known.
+        first_token_times: seconds to the first token of its latest answers, at most ten equally likely values, ascending, as reported by
+            ``streamco serve``; () if it doesn't say.
     """
 
     kind: str
@@ -62,12 +62,12 @@ class ServerInfo(Struct, frozen=True, kw_only=True):
 
 
 def identify(models: Any, facts: Mapping[str, Any], *, model: str) -> ServerInfo:
-    """Return what a server's answers say about it.
+    """Return what a server's responses say about it.
 
     Args:
-        models: the JSON of ``/v1/models``. None: there was none.
-        facts: the JSON of each of ``PROBED_PATHS`` that gave any.
-        model: the model to report the context size of. If the server doesn't list it, its only model is taken.
+        models: the JSON of ``/v1/models``, or None.
+        facts: the JSON of each of ``PROBED_PATHS`` that returned some.
+        model: the model whose context size is reported. If the server doesn't list it, its only model is used.
     """
     entries = _read_models(models)
     chosen = next((entry for entry in entries if entry.get("id") == model), entries[0] if len(entries) == 1 else {})
@@ -113,7 +113,7 @@ def _read_texts(value: Any) -> tuple[str, ...]:
 
 
 def _read_times(value: Any) -> tuple[float, ...]:
-    """Return the times that a server tells: none of a list that is too long, and of others without what can't be a time."""
+    """Return the times that a server reports, without values that can't be times; none if the list is too long."""
     if not isinstance(value, list) or len(value) > _MAX_LISTED:
         return ()
     told = [each for each in value if isinstance(each, int | float) and not isinstance(each, bool) and 0 <= each < math.inf]

@@ -1,8 +1,8 @@
-"""Facts about the servers that speak OpenAI's API: one entry each, with its source.
+"""Facts about servers with OpenAI's API: one entry each, with its source.
 
-A provider is named, or found by the host of the base URL. Its entry gives the form of the first request. If a server refuses an optional
-field (``stream_options``, the name of the length limit, another provider's field of a message), the request is sent again without it, and
-so are all later ones; see ``Dialect``.
+A provider is named, or found by the host of the base URL. Its entry determines the form of the first request. If a server refuses an
+optional field (``stream_options``, the name of the length limit, another provider's field in a message), the request is resent without it,
+and all later ones are sent without it, too; see ``Dialect``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streamco.wire.openai.requests import MaxTokensField
 __all__ = ["GENERIC", "PROVIDERS", "Dialect", "Provider", "TokenizeApi", "find_provider", "server_kind"]
 
 TokenizeApi = Literal["tokenize", "apply-template"]
-"""The API by which a server gives the ids of a prompt: see ``shared_tokenizer``."""
+"""The API with which a server returns the ids of a prompt; see ``shared_tokenizer``."""
 
 _FULL = Capabilities(tools=True, json_schema=True, images=True, choices=True)
 _LOCAL = Capabilities(
@@ -37,22 +37,22 @@ class Provider(Struct, frozen=True, kw_only=True):
 
     Args:
         name: the value of ``provider=``.
-        hosts: host names of the provider; one that begins with a dot means all names below it.
-        base_url: the default if only the name is given. None: there is none.
-        key_variable: environment variable of the key.
-        url_variable: environment variable of the base URL. None: there is none.
+        hosts: host names of the provider; a name that begins with a dot stands for all its subdomains.
+        base_url: the default if only the name is given, or None.
+        key_variable: environment variable for the key.
+        url_variable: environment variable for the base URL, or None.
         key_header: ``authorization`` (``Bearer KEY``) or the name of the header that holds the bare key.
-        lists_models: ``GET /models`` gives a list to every key.
-        goes_by_list: a model that the list lacks is refused; others answer to any name.
-        has_stream_options: the server takes ``stream_options={"include_usage": true}``.
+        lists_models: True if ``GET /models`` returns a list for every key.
+        goes_by_list: True if a model that isn't on the list is refused; other servers accept any name.
+        has_stream_options: True if the server accepts ``stream_options={"include_usage": true}``.
         max_tokens_field: name of the field that limits the answer's length.
-        takes_no_limit: a limit of -1 is none there; other servers refuse it, and are sent no limit.
-        capabilities: abilities of a typical model there; ``Capabilities`` given to the endpoint override them.
-        continuation_base_url: base URL for continuations. None: the same as for other requests.
-        has_token_ids: the server gives the ids of each text when asked (``return_token_ids``).
-        ids_precede_text: with stop strings set, ids come before the text that is held back for them, so that no endpoint could continue
-            after them.
-        tokenize_api: the API that gives the ids of a prompt. None: there is none.
+        takes_no_limit: True if a limit of -1 means no limit there; other servers refuse it, and are sent no limit.
+        capabilities: capabilities of a typical model there; ``Capabilities`` passed to the endpoint override them.
+        continuation_base_url: base URL for continuations; None for the same as other requests.
+        has_token_ids: True if the server returns the ids of each text on request (``return_token_ids``).
+        ids_precede_text: True if, with stop strings, ids arrive before the text that is held back because of them, so that no endpoint
+            could continue after them.
+        tokenize_api: the API that returns the ids of a prompt, or None.
         source: where these facts come from.
     """
 
@@ -76,7 +76,7 @@ class Provider(Struct, frozen=True, kw_only=True):
 
     @property
     def is_self_hosted(self) -> bool:
-        """True for programs that people run themselves: a model may have any name there, also that of another model."""
+        """True for programs that people run themselves, where a model may have any name, even another model's."""
         return not self.hosts and self.name != "generic"
 
 
@@ -243,37 +243,37 @@ _REFUSAL = re.compile(
 
 
 class Dialect:
-    """The optional fields that one server takes: its provider's entry, corrected by what the server refuses."""
+    """The optional fields that a server accepts: its provider's entry, corrected by what the server has refused."""
 
     def __init__(self, provider: Provider) -> None:
         self.has_stream_options = provider.has_stream_options
         self.max_tokens_field: MaxTokensField = provider.max_tokens_field
         self.takes_no_limit = provider.takes_no_limit
         self.stream_refusals = StreamRefusals()
-        """What this server doesn't stream."""
+        """The requests that this server doesn't stream."""
         self.has_logprobs = True
-        """It has log-probabilities, and has not refused to tell them."""
+        """True if the server has log-probabilities and hasn't refused to send them."""
         self.refused_fields: frozenset[str] = frozenset()
-        """Fields of assistant messages, such as another server wrote, that this server refuses."""
+        """Fields of assistant messages, for example written by another server, that this server refuses."""
 
     def follow(self, provider: Provider) -> None:
-        """Take another provider's entry, and keep what was refused."""
+        """Switch to another provider's entry, but keep what was refused."""
         self.has_stream_options = self.has_stream_options and provider.has_stream_options
         self.takes_no_limit = provider.takes_no_limit
 
     def fit(self, request: Request) -> Request:
-        """Return a request as the server takes it: without a limit of -1 if it refuses that."""
+        """Return a request in the form that the server accepts: without a limit of -1 if it refuses that."""
         if self.takes_no_limit or not request.sampling.is_unlimited:
             return request
         return replace(request, sampling=replace(request.sampling, is_unlimited=False))
 
     def adapt(self, error: EndpointStatusError, body: bytes, changes: dict[str, str]) -> bool:
-        """Record what a refusal is about; return True if the request should be sent again at once, in another form.
+        """Record what a refusal is about; return True if the request should be resent at once, in another form.
 
         Args:
             error: the refusal.
             body: the request's body.
-            changes: what the request was sent without, by form, as sentences; added to.
+            changes: what was left out of the request, by form, as sentences; this adds to it.
         """
         if refused := self.record_refused_fields(error, body):
             changes["message fields"] = f"messages go without {', '.join(refused)}, which the server refused ({error.status})"
@@ -289,8 +289,8 @@ class Dialect:
     def record_refusal(self, error: EndpointStatusError, body: bytes) -> bool:
         """Record what a refusal is about; return True if it was a field that can be left out or renamed.
 
-        Then the request should be sent again at once. Stream options of the caller's are left out by nothing: the refusal may be about
-        them, and the caller gets it.
+        If so, the request should be resent at once. The caller's own stream options are never left out: if the refusal is about them, the
+        caller gets it.
 
         Args:
             error: the refusal.
@@ -310,7 +310,7 @@ class Dialect:
         return False
 
     def record_refused_fields(self, error: EndpointStatusError, body: bytes) -> list[str]:
-        """Record fields of messages that a refusal names, and return them: none of them is OpenAI's, or asks for a continuation.
+        """Record message fields that a refusal names, and return them; only fields that aren't OpenAI's and don't ask for a continuation.
 
         Args:
             error: the refusal.
@@ -318,7 +318,7 @@ class Dialect:
         """
         if error.status not in {400, 422} or not _REFUSAL.search(error.body):
             return []
-        named = _provider_fields(body) - self.refused_fields  # those in extra_body are sent all the same
+        named = _provider_fields(body) - self.refused_fields  # fields in extra_body are sent all the same
         found = sorted(name for name in named if re.search(rf"\b{re.escape(name)}\b", error.body))
         self.refused_fields |= frozenset(found)
         return found
@@ -337,7 +337,7 @@ _MESSAGE_FIELDS = frozenset({"role", "content", "name", "refusal", "audio", "too
 
 
 def _fields_of(body: bytes) -> dict[str, Any]:
-    """Return the fields of a request; {}: its body is MessagePack."""
+    """Return the fields of a request, or {} if its body is MessagePack."""
     fields: dict[str, Any] = msgspec.json.decode(body) if body.startswith(b"{") else {}
     return fields
 
@@ -358,10 +358,10 @@ _BY_NAME = {provider.name: provider for provider in (GENERIC, *PROVIDERS)}
 
 
 def find_provider(name: str | None = None, *, host: str = "") -> Provider:
-    """Return the provider of this name, else the provider of this host, else ``GENERIC``.
+    """Return the provider with this name, or else the provider of this host, or else ``GENERIC``.
 
     Raises:
-        ConfigError: there is no provider of this name.
+        ConfigError: there is no provider with this name.
     """
     if name is not None:
         if name not in _BY_NAME:
@@ -377,6 +377,6 @@ _SELF_HOSTED = frozenset(provider.name for provider in PROVIDERS if provider.is_
 
 
 def server_kind(endpoint: object) -> str | None:
-    """Return what a server that people run themselves is; None: a provider, not known, or no server."""
+    """Return the kind of a self-hosted server, or None for a provider, an unknown server or anything else."""
     name = getattr(endpoint, "provider", None)
     return name if name in _SELF_HOSTED else None

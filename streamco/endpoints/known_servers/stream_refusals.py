@@ -1,7 +1,7 @@
-"""Models that a server doesn't stream, found out by its refusals: they are asked for whole answers.
+"""Learns from refusals which models a server doesn't stream, so that whole answers are requested from them.
 
-OpenAI streams some models only to organisations that it has verified, and other servers don't stream certain fields, such as
-``response_format``. Such a refusal names the field ``stream``, or says in words that there is no streaming.
+OpenAI streams some models only to organisations that it has verified, and other servers don't stream with certain fields, such as
+``response_format``. Such a refusal names the field ``stream``, or says in words that streaming isn't available.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _STREAM = r"\bstream(?:s|ed|ing)?\b"
 _WORDS = ("not", "cannot", "unable", "unsupported", "disallowed", "forbidden", "unavailable", "disabled", "must be false")
 _NO = rf"(?:\b\w*n['\u2019]t\b|\b(?:{'|'.join(_WORDS)})\b)"
 _REFUSAL = re.compile(rf"{_NO}{_GAP}{_STREAM}|{_STREAM}{_GAP}{_NO}|\bmust be verified to {_STREAM}", re.IGNORECASE)
-_LOCATION = re.compile(r'"loc":\s*\["body",\s*"stream"\]')  # of FastAPI's errors, whose messages don't name the field
+_LOCATION = re.compile(r'"loc":\s*\["body",\s*"stream"\]')  # in FastAPI's errors, whose messages don't name the field
 _ALWAYS_SENT = frozenset({"model", "messages", "input", "prompt", "system", "stream", "stream_options", "max_tokens"})
 
 
 class StreamRefusals:
-    """What one server doesn't stream: models, or models with certain fields of a request."""
+    """What a server doesn't stream: models, or models together with certain request fields."""
 
     def __init__(self) -> None:
-        self._refused: set[tuple[object, str]] = set()  # model and field; "": whatever its fields are
+        self._refused: set[tuple[object, str]] = set()  # model and field; the field is "" if the fields don't matter
 
     def record(self, error: EndpointStatusError, body: Mapping[str, Any]) -> str:
-        """Record a refusal; return what isn't streamed, in words, or "": it is about something else.
+        """Record a refusal; return what isn't streamed, in words, or "" if it is about something else.
 
         Args:
             error: the refusal.
@@ -46,11 +46,11 @@ class StreamRefusals:
         return _describe(refused)
 
     def forget(self, body: Mapping[str, Any]) -> None:
-        """Forget what keeps a request from being streamed: without ``stream`` it was refused as well, so that wasn't the reason."""
+        """Forget what prevents streaming a request: it was refused without ``stream`` as well, so that wasn't the reason."""
         self._refused -= {each for each in self._refused if _holds(each, body)}
 
     def find(self, body: Mapping[str, Any]) -> str:
-        """Return what keeps a request from being streamed, in words; "": nothing does."""
+        """Return what prevents streaming a request, in words, or "" if nothing does."""
         return next((_describe(each) for each in self._refused if _holds(each, body)), "")
 
 
@@ -71,12 +71,12 @@ def _is_about_stream(text: str) -> bool:
     if param == "stream" or _LOCATION.search(text):
         return True
     if isinstance(param, str) and not param.isidentifier():
-        return False  # a place within a field, such as tools[0].function.name
+        return False  # a location inside a field, such as tools[0].function.name
     return param not in {"messages", "input", "prompt"} and _REFUSAL.search(find_message(value) or text) is not None
 
 
 def _find_field(text: str, body: Mapping[str, Any]) -> str:
-    """Return the field that isn't streamed, if a refusal names one that the request has; "": it names none."""
+    """Return the field that prevents streaming, if the refusal names one that the request has; otherwise ""."""
     message = find_message(_decode(text)) or text
     return next((name for name in body if name not in _ALWAYS_SENT and re.search(rf"\b{re.escape(name)}\b", message)), "")
 

@@ -1,1 +1,1 @@
-"""What endpoints share on their way to a server: keys, headers, proxies, errors of the connection, one set of connections a loop."""
+"""What endpoints share to reach a server: keys, headers, proxies, connection errors, and one set of connections per event loop."""

@@ -1,4 +1,4 @@
-"""A server's key: a text, or a function that gives the key of each request. No error shows it."""
+"""A server's key: a string, or a function that returns the key for each request. Errors never show it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from streamco.errors import ConfigError, EndpointError, EndpointStatusError, Str
 __all__ = ["ApiKey", "ServerKey", "check_key"]
 
 ApiKey = str | Callable[[], str | Awaitable[str]]
-"""A key, or a function without arguments that returns it or awaits it, for keys that expire."""
+"""A key, or a sync or async function without arguments that returns it, for keys that expire."""
 
 ErrorT = TypeVar("ErrorT", bound=StreamcoError)
 
-_MAX_KEYS = 64  # newest keys of a function: an answer under way may still be refused with an older one in the error's text
-_KEY_LENGTH = 8  # characters; keys of real services have 20 and more
+_MAX_KEYS = 64  # newest keys of a function; an answer in progress may still be refused with an older one in the error message
+_KEY_LENGTH = 8  # characters; keys of real services have 20 or more
 
 
 def check_key(setting: str, key: object) -> None:
-    """Check the type of a key, and that a header can carry it. A function's key is checked when it is there.
+    """Check the type of a key, and that it is valid in a header. A function's key is checked when it is returned.
 
     Raises:
-        ConfigError: it is neither a text nor a function, or has characters that no header can carry. The text is not repeated.
+        ConfigError: it is neither a string nor a function, or has characters that aren't valid in a header. The key isn't repeated.
     """
     if not isinstance(key, str):
         if not callable(key):
@@ -39,8 +39,8 @@ class ServerKey:
     """The key of one server, shared by everything that sends it.
 
     Args:
-        key: the key, or what gives it; None and "": there is none.
-        setting: name of the argument that it was given as, for errors.
+        key: the key, or a function that returns it; None or "" if there is none.
+        setting: name of the argument that it was passed as, for errors.
 
     Raises:
         ConfigError: see ``check_key``.
@@ -52,7 +52,7 @@ class ServerKey:
         if key is not None:
             check_key(setting, key)
         self.given: ApiKey = key or ""
-        """The key as it was given, for another connection to the same server; "": none."""
+        """The key as it was given, for another connection to the same server, or ""."""
         self._setting = setting
         self._keys: deque[str] = deque([self.given] if isinstance(self.given, str) else [], maxlen=_MAX_KEYS)
 
@@ -63,13 +63,13 @@ class ServerKey:
         return bool(self.given)
 
     async def read(self) -> str | None:
-        """Return the key for one request; None: there is none.
+        """Return the key for one request, or None if there is none.
 
-        A function is called each time. One that isn't a coroutine function runs in a thread, because it may ask a network.
+        A function is called each time. If it isn't a coroutine function, it runs in a thread, because it may use the network.
 
         Raises:
-            ConfigError: the function gave something else than a key.
-            EndpointError: the function failed, so that the server can't be asked.
+            ConfigError: the function returned something other than a key.
+            EndpointError: the function failed, so that the server can't be used.
         """
         if isinstance(self.given, str):
             return self.given or None
@@ -87,16 +87,16 @@ class ServerKey:
         return key or None
 
     def scrub(self, error: ErrorT) -> ErrorT:
-        """Return the same error without the key: some servers repeat it in their answers."""
+        """Return the same error without the key, because some servers repeat the key in their responses."""
         error.args = tuple(self.hide(each) if isinstance(each, str) else each for each in error.args)
         if isinstance(error, EndpointStatusError):
             error.body = self.hide(error.body)
         return error
 
     def hide(self, text: str) -> str:
-        """Return a text without the key, and without those that a function gave last.
+        """Return a text without the key, and without the last keys that a function returned.
 
-        A short one ("x", "none", "EMPTY") is cut out only where it stands alone: it may be a part of words.
+        A short key ("x", "none", "EMPTY") is removed only where it stands alone, because it may be a part of words.
         """
         for key in tuple(self._keys):
             if len(key) >= _KEY_LENGTH:

@@ -1,7 +1,7 @@
-"""The proxy that the environment names for a server, as httpx finds it: HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY.
+"""Finds the proxy for a server in the environment, as httpx does: HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY.
 
-A wrong answer sends a prompt and its key through a machine that must not see them, or past the one that they must go through. Where httpx
-compares texts, this goes further: ``10.0.0.0/8`` is a network, and ``host:443`` is the port of ``https://host``, too.
+A wrong result would send a prompt and its key through a machine that must not see them, or past one that they must go through. Where httpx
+only compares strings, this goes further: ``10.0.0.0/8`` is a network, and ``host:443`` also matches ``https://host``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def find_proxy(scheme: str, host: str, port: int) -> str | None:
-    """Return the URL of the proxy for a server; None: it is asked directly. Blocks, because it may read the system's settings.
+    """Return the URL of the proxy for a server, or None to connect directly. Blocks, because it may read the system's settings.
 
     Args:
         scheme: "http" or "https".
@@ -26,9 +26,9 @@ def find_proxy(scheme: str, host: str, port: int) -> str | None:
         port: the server's port.
 
     Raises:
-        ConfigError: the proxy is one that can't be used, such as SOCKS.
+        ConfigError: the proxy is of a kind that can't be used, such as SOCKS.
     """
-    settings = getproxies()  # of the environment, or else of Windows and macOS
+    settings = getproxies()  # from the environment, or else from Windows or macOS
     name = next((each for each in (scheme, "all") if settings.get(each)), None)
     if name is None or _is_exempt(settings.get("no", ""), scheme, host.lower().rstrip("."), port):
         return None
@@ -47,7 +47,7 @@ def _checked(name: str, setting: str) -> str:
         is_right = False
     if not is_right:
         scheme, separator, rest = url.partition("://")
-        shown = scheme + separator + rest.rpartition("@")[2]  # a password may have any characters
+        shown = scheme + separator + rest.rpartition("@")[2]  # a password may contain any characters
         raise ConfigError(f'{name.upper()}_PROXY: expected a URL like "http://host:3128", got {shown!r}, which is no proxy for HTTP')
     return url
 
@@ -75,7 +75,7 @@ def _names(entry: str, scheme: str, host: str, port: int) -> bool:
 
 
 def _split_port(entry: str) -> tuple[str, int | None]:
-    """Return name or network of an entry, without brackets, and its port; None: it has none."""
+    """Return the name or network in an entry, without brackets, and its port or None."""
     if entry.startswith("["):
         name, _, rest = entry[1:].partition("]")
         port = rest.removeprefix(":")
@@ -87,7 +87,7 @@ def _split_port(entry: str) -> tuple[str, int | None]:
 
 
 def _is_below(host: str, name: str) -> bool:
-    """Return True if a host is this domain or below it; with a leading dot, or ``*.``, only if it is below."""
+    """Return True if a host is this domain or a subdomain; with a leading dot or ``*.``, only if it is a subdomain."""
     if name in {"", "*"}:
         return bool(name)
     if name.startswith((".", "*.")):

@@ -1,4 +1,4 @@
-"""HTTP headers: those of every request, how layers of them are put together, and what a caller may put into them."""
+"""HTTP headers: defaults for every request, merging layers of headers, and checks of a caller's headers."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 BASE_HEADERS: Mapping[str, str] = {
     "Accept": "text/event-stream, application/json",
-    "Accept-Encoding": "identity",  # a proxy that compresses holds events back
+    "Accept-Encoding": "identity",  # a compressing proxy would hold events back
     "Content-Type": "application/json",
     "User-Agent": "streamco",
 }
 
 
 def merge_headers(*layers: Mapping[str, str]) -> dict[str, str]:
-    """Return headers in which those of a later layer replace those of an earlier one, in whatever case their names are written."""
+    """Merge layers of headers; later layers replace earlier ones, ignoring the case of names."""
     found = {name.lower(): (name, value) for layer in layers for name, value in layer.items()}
     return dict(found.values())
 
 
 def has_header(headers: Mapping[str, str], name: str) -> bool:
-    """Return True if a header of this name is there, in whatever case."""
+    """Return True if there is a header with this name, ignoring case."""
     wanted = name.lower()
     return any(each.lower() == wanted for each in headers)
 
 
 def key_header(name: str, key: str | None) -> dict[str, str]:
-    """Return the header that has the key: ``Authorization`` with ``Bearer``, another one with the bare key; {}: there is no key."""
+    """Return the header with the key: ``Authorization`` with ``Bearer``, any other with the bare key; {} if there is no key."""
     if key is None:
         return {}
     return {"Authorization": f"Bearer {key}"} if name == "authorization" else {name: key}
 
 
 def check_headers(setting: str, headers: object) -> None:
-    """Check headers of the caller's, which aiohttp would refuse in the middle of a request, or a server might read as two.
+    """Check the caller's headers: aiohttp would refuse bad ones in the middle of a request, or a server might read one as two.
 
     Args:
         setting: where they were given, for the error.
-        headers: what was given.
+        headers: the caller's value.
 
     Raises:
-        ConfigError: they are no mapping of names to texts, or have a character that no header can carry.
+        ConfigError: it isn't a mapping of names to strings, or has a character that isn't valid in a header.
     """
-    if type(headers) is not dict and not isinstance(headers, Mapping):  # each request asks, and most have a dict
+    if type(headers) is not dict and not isinstance(headers, Mapping):  # checked for each request, and most have a dict
         raise ConfigError(f"{setting}: expected a mapping, got {type(headers).__name__}")
     for name, value in headers.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -59,7 +59,7 @@ def check_headers(setting: str, headers: object) -> None:
 
 
 def check_header_value(setting: str, value: object) -> None:
-    """Check the text of one header.
+    """Check the value of one header.
 
     Raises:
         ConfigError: see ``check_headers``.
@@ -72,10 +72,10 @@ def check_header_value(setting: str, value: object) -> None:
 
 
 def check_text(setting: str, text: str) -> None:
-    """Check that a text has whole characters: half an emoji, as a cut at some length leaves it, has no form in UTF-8.
+    """Check that a text has only whole characters: half an emoji, left by cutting a text somewhere, can't be encoded in UTF-8.
 
     Raises:
-        ConfigError: it has half a character.
+        ConfigError: it contains half a character.
     """
     if text.isascii():
         return

@@ -1,4 +1,4 @@
-"""aiohttp's errors as streamco's own: expected, got, where."""
+"""Translates aiohttp's errors into streamco's own."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from streamco.errors import EndpointConnectError, EndpointError, EndpointProtoco
 
 __all__ = ["root_cause", "tells_trouble", "translate"]
 
-_SCOPE = re.compile("scope|permission", re.IGNORECASE)  # OpenAI's restricted keys: 401, "insufficient permissions ... Missing scopes"
+_SCOPE = re.compile("scope|permission", re.IGNORECASE)  # OpenAI's restricted keys get 401, "insufficient permissions ... Missing scopes"
 
 
 def _refuses_key(error: EndpointStatusError) -> bool:
-    """Return True if a server's list of models was refused because of the key, and not because this key may answer, but not list."""
+    """Return True if a list of models was refused because the key is invalid, not because a valid key may not list models."""
     return error.status in {401, 403} and not _SCOPE.search(error.body)
 
 
 def tells_trouble(error: EndpointError) -> bool:
-    """Return True if a list of models that could not be read says that answers will fail: no connection, or a refused key."""
+    """Return True if the error of a list of models means that answers will fail, too: no connection, or a rejected key."""
     is_lost = isinstance(error, EndpointConnectError) or (isinstance(error, EndpointTimeoutError) and error.phase == "connect")
     return is_lost or (isinstance(error, EndpointStatusError) and _refuses_key(error))
 
 
 def root_cause(exc: Exception) -> BaseException:
-    """Return the TLS error inside one of aiohttp's errors, else the exception itself."""
+    """Return the TLS error inside an aiohttp error, or else the exception itself."""
     inner = getattr(exc, "certificate_error", None) or getattr(exc, "os_error", None)
     return inner if isinstance(inner, ssl.SSLError) else exc
 
 
 def translate(exc: Exception, name: str, timeouts: Timeouts, *, partial: str = "") -> EndpointError | None:
-    """Return streamco's error for one of aiohttp's. None: the exception is another one.
+    """Return streamco's error for one of aiohttp's, or None for any other exception.
 
     Args:
-        exc: what aiohttp raised.
+        exc: the exception.
         name: the endpoint's name.
-        timeouts: the limits that were in force.
+        timeouts: the limits that applied.
         partial: the answer's text so far.
     """
     import aiohttp
@@ -71,7 +71,7 @@ def translate(exc: Exception, name: str, timeouts: Timeouts, *, partial: str = "
 
 
 def _explain_broken_answer(exc: Exception) -> str | None:
-    """Return what is wrong with bytes that should be an HTTP answer. None: the exception is about something else."""
+    """Return what is wrong with bytes that should be an HTTP response, or None if the exception is about something else."""
     import aiohttp
 
     match exc:
@@ -82,6 +82,6 @@ def _explain_broken_answer(exc: Exception) -> str | None:
             return f"expected the rest of the answer, got {got}"
         case aiohttp.ClientResponseError() | aiohttp.http.HttpProcessingError():
             return f"expected an HTTP answer, got {exc.message!r}"
-        case RuntimeError() if exc.args == ("Connection closed.",):  # raised by aiohttp's reader after broken framing
+        case RuntimeError() if exc.args == ("Connection closed.",):  # from aiohttp's reader after broken framing
             return "expected the rest of the answer, got the connection closed"
     return None

@@ -1,10 +1,10 @@
-"""What belongs to one event loop: connections, tasks, locks. A client may outlive its loops; this is the place that knows when they change.
+"""State that belongs to one event loop: connections, tasks, locks. A client may outlive its loops; this module handles their changes.
 
-``asyncio.run`` makes a loop and closes it, so a program that calls it for each request uses its client in many loops, one after the other.
-What was made in an earlier one is of no use in the next: an object makes it again, and finds it here.
+``asyncio.run`` creates a loop and closes it, so a program that calls it for each request uses its client in many loops, one after another.
+State from an earlier loop is of no use in the next, so it is created again for each loop and found here.
 
-A loop that ends closes what belongs to it. ``asyncio.run`` closes the loop's asynchronous generators before it closes the loop, and each
-``LoopBound`` has one, which waits for that. A loop that was closed without this is noticed when the next one comes.
+When a loop ends, its state is closed. ``asyncio.run`` closes the loop's asynchronous generators before it closes the loop, and each
+``LoopBound`` has a generator that waits for that. A loop that was closed without this is noticed when the next one is used.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["LoopBound", "LoopState", "check_process", "run_in"]
 
 
 class LoopState:
-    """Base of what an object has on one event loop."""
+    """Base class for an object's state on one event loop."""
 
     async def aclose(self) -> None:
-        """Close connections, and end tasks; called once, in the loop."""
+        """Close connections and end tasks; called once, in the loop."""
 
     def drop(self) -> None:
-        """Let go of what can't be closed any more, because the loop is closed."""
+        """Drop what can't be closed any more, because the loop is closed."""
 
 
 StateT = TypeVar("StateT", bound=LoopState)
@@ -46,33 +46,33 @@ class _Scope(Generic[StateT]):
         self.is_asked = False
         self._ending = _wait_for_end(state, ref(self))
         with suppress(StopIteration):
-            self._ending.__anext__().send(None)  # the loop knows the generator from here on
+            self._ending.__anext__().send(None)  # from here on the loop knows the generator
 
     async def aclose(self) -> None:
-        """Close the state; in its loop."""
+        """Close the state, in its loop."""
         self.is_asked = True
         await self._ending.aclose()
 
 
 async def _wait_for_end(state: StateT, scope: ref[_Scope[StateT]]) -> AsyncGenerator[None, None]:
-    """Close a state when its scope or its loop ends, or when the scope is dropped. It doesn't hold the scope, which holds it."""
+    """Close a state when its scope or its loop ends, or when the scope is dropped. It refers to its scope only weakly."""
     try:
         yield
     finally:
         if (ended := scope()) is not None:
             ended.is_over = True
-            if not ended.is_asked:  # the loop is closing all generators, and would warn of each new one, such as those of websockets
+            if not ended.is_asked:  # the loop is closing all generators, and would warn about each new one, such as websockets'
                 sys.set_asyncgen_hooks(firstiter=None)
         await state.aclose()
 
 
 class LoopBound(Generic[StateT]):
-    """What its owner has on the running event loop, made again for each loop.
+    """An owner's state on the running event loop, created again for each loop.
 
-    One loop at a time: what an owner learns and counts is not made for two threads.
+    Only one loop at a time may use it, because what an owner learns and counts isn't thread-safe.
 
     Args:
-        make: makes the state, in the loop. It must not hold the owner, which would live until the garbage collector runs.
+        make: creates the state, in the loop. It must not refer to the owner, which would then live until the garbage collector runs.
         owner: the owner's name, for errors.
     """
 
@@ -84,7 +84,7 @@ class LoopBound(Generic[StateT]):
         self._scope: _Scope[StateT] | None = None
 
     def get(self) -> StateT:
-        """Return the state on the running loop; made if there is none.
+        """Return the state on the running loop; create it if there is none.
 
         Raises:
             ConfigError: another loop is running with the owner, or this process was forked from the one that uses it.
@@ -99,17 +99,17 @@ class LoopBound(Generic[StateT]):
 
     @property
     def current(self) -> StateT | None:
-        """The state on the running loop. None: there is none, or the loop is ending."""
+        """The state on the running loop, or None if there is none or the loop is ending."""
         scope = self._scope
         return scope.state if scope is not None and not scope.is_over and scope.loop is asyncio.get_running_loop() else None
 
     @property
     def latest(self) -> StateT | None:
-        """The state on the loop that was the last one, whether it has ended or not. None: there was no loop."""
+        """The state on the last loop, whether that has ended or not, or None if there was no loop."""
         return None if self._scope is None else self._scope.state
 
     async def aclose(self) -> None:
-        """Close the state, in the loop that it belongs to; idempotent. Nothing is closed in a forked process, which shares connections."""
+        """Close the state in its own loop; idempotent. In a forked process nothing is closed, because it shares the connections."""
         scope, self._scope = self._scope, None
         if scope is not None and not scope.is_over and scope.process == os.getpid():
             await run_in(scope.loop, scope.aclose)
@@ -117,7 +117,7 @@ class LoopBound(Generic[StateT]):
                 scope.state.drop()
 
     def _leave(self, scope: _Scope[StateT]) -> None:
-        """Let go of the state on another loop, which must not run."""
+        """Drop the state on another loop, which must not be running."""
         check_process(scope.process, self._owner)
         if scope.loop.is_running():
             text = "expected one event loop at a time, got a second one while the first one runs; make a client for each loop"
@@ -130,7 +130,7 @@ def check_process(process: int, owner: str) -> None:
     """Check that this is the process with this id.
 
     Raises:
-        ConfigError: it was forked from that one, and has neither its threads nor connections of its own.
+        ConfigError: it was forked from that one, and has neither its threads nor its own connections.
     """
     if process != os.getpid():
         text = "expected the process that it was started in, got one that was forked from it; make a client in each process, after the fork"
@@ -138,11 +138,11 @@ def check_process(process: int, owner: str) -> None:
 
 
 async def run_in(loop: asyncio.AbstractEventLoop, function: Callable[[], Awaitable[None]]) -> None:
-    """Await a function in the loop that it belongs to; do nothing if that one doesn't run, because then nothing can end there.
+    """Await a function in the loop that it belongs to; does nothing if that loop isn't running, because nothing can end there then.
 
     Args:
-        loop: that loop: the running one, or one of another thread.
-        function: what to await.
+        loop: the running loop, or the loop of another thread.
+        function: the function to await.
     """
     if loop is asyncio.get_running_loop():
         await function()

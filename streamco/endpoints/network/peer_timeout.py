@@ -1,9 +1,9 @@
-"""Limits on the silence of a peer, which look twice before they call it silent.
+"""Time limits for the silence of a peer, which check twice before they call it silent.
 
-If the event loop stands still for longer than a limit, because some other task computes or the process was stopped, the timer of that limit
-fires before the loop has read what lies in the socket: with uvloop before it has asked the socket at all, with asyncio before the task that
-waits has run. The peer was never silent then. So a timer that comes late by more than a part of its limit gives the peer the same part once
-more, in which the loop reads what has come.
+If the event loop is blocked for longer than a limit, because another task computes or the process was stopped, the limit's timer fires
+before the loop has read the data in the socket: with uvloop before it has polled the socket at all, with asyncio before the waiting task
+has run. But the peer wasn't silent. So if a timer is late by more than a certain part of its limit, the peer gets the same part of the
+limit again, in which the loop reads what has arrived.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from types import TracebackType
 
 __all__ = ["PeerTimeout", "PeerTimer", "SecondLook"]
 
-_PART = 0.1  # of a limit: lateness that is no accident, and what the peer then has
-_MAX_LOOKS = 3  # in a row: an app that blocks its loop again and again must still hear of a dead peer
+_PART = 0.1  # of a limit: a timer that is later than this was delayed, and the peer gets this much more time
+_MAX_LOOKS = 3  # in a row, so that an app that blocks its loop again and again still notices a dead peer
 
 
 class SecondLook:
-    """Decides whether a limit is over when its timer fires, or must be looked at again."""
+    """Decides whether a limit is exceeded when its timer fires, or must be checked again."""
 
     __slots__ = ("_looks",)
 
@@ -28,7 +28,7 @@ class SecondLook:
 
     @property
     def is_pending(self) -> bool:
-        """True if the limit will be looked at again."""
+        """True if the limit will be checked again."""
         return self._looks > 0
 
     def reset(self) -> None:
@@ -36,11 +36,11 @@ class SecondLook:
         self._looks = 0
 
     def wait(self, late: float, limit: float) -> float | None:
-        """Return the seconds until the limit must be looked at again. None: it is over.
+        """Return the seconds until the limit must be checked again, or None if it is exceeded.
 
         Args:
-            late: seconds by which the timer came late.
-            limit: seconds that the peer had.
+            late: seconds by which the timer was late.
+            limit: the limit in seconds.
         """
         if late <= _PART * limit or self._looks >= _MAX_LOOKS:
             self._looks = 0
@@ -50,12 +50,12 @@ class SecondLook:
 
 
 class PeerTimer:
-    """Calls a function once a peer was silent for longer than a limit, unless it is cancelled before.
+    """Calls a function once a peer has been silent for longer than a limit, unless it is cancelled before.
 
     Args:
         loop: the event loop.
-        limit: seconds.
-        on_silence: called in the loop.
+        limit: the limit in seconds.
+        on_silence: the function, called in the loop.
     """
 
     __slots__ = ("_due", "_handle", "_limit", "_look", "_loop", "_on_silence")
@@ -69,7 +69,7 @@ class PeerTimer:
         self._arm(limit)
 
     def cancel(self) -> None:
-        """Call nothing; idempotent."""
+        """Cancel the timer; idempotent."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
@@ -79,7 +79,7 @@ class PeerTimer:
         self._handle = self._loop.call_at(self._due, self._fire)
 
     def _fire(self) -> None:
-        self._handle = None  # which holds this method: a cycle that the garbage collector would have to find
+        self._handle = None  # it refers to this method, a cycle that only the garbage collector would free
         wait = self._look.wait(self._loop.time() - self._due, self._limit)
         if wait is None:
             self._on_silence()
@@ -88,13 +88,13 @@ class PeerTimer:
 
 
 class PeerTimeout:
-    """A limit on waiting for a peer inside ``async with``, used like ``asyncio.timeout``.
+    """A time limit for waiting for a peer in an ``async with`` block, used like ``asyncio.timeout``.
 
     Args:
-        limit: seconds. None: no limit.
+        limit: the limit in seconds, or None.
 
     Raises:
-        TimeoutError: at the end of the block, if the limit was over inside it.
+        TimeoutError: at the end of the block, if the limit was exceeded inside it.
     """
 
     __slots__ = ("_limit", "_loop", "_scope", "_timer")

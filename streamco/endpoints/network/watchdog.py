@@ -1,13 +1,13 @@
-"""Limits on waiting, by phase, with one loop timer a stream.
+"""Time limits for waiting, by phase, with a single loop timer per stream.
 
-A limit is a moving deadline. To arm a timer again for each network read, or to wrap each read in ``asyncio.timeout``, costs more than
-reading. So a read moves two numbers here. When the one timer fires, it checks whether its deadline has moved, and arms itself again.
+A limit is a moving deadline. Resetting a timer for each network read, or wrapping each read in ``asyncio.timeout``, costs more than the
+read itself. So a read only changes two numbers here. When the timer fires, it checks whether its deadline has moved, and sets itself again.
 
-Only waiting counts: the clock stands still while no task awaits the stream, so a slow reader is never mistaken for a stalled server.
-Only content feeds the token limits. Keep-alive comments, role deltas and empty chunks feed the socket limit alone, because servers send
-those for minutes while nothing happens (DeepSeek, OpenRouter). Nothing moves the limit on the whole answer, which includes retries.
+Only waiting counts: the clock stops while no task awaits the stream, so a slow reader is never mistaken for a stalled server. Only content
+resets the token limits. Keep-alive comments, role deltas and empty chunks only reset the socket limit, because servers send those for
+minutes while nothing happens (DeepSeek, OpenRouter). Nothing resets the limit for the whole answer, which includes retries.
 
-After the loop stood still, a limit is over only if it is so on a second look (``endpoints.network.peer_timeout``).
+After the loop was blocked, a limit counts as exceeded only after a second check (``endpoints.network.peer_timeout``).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ __all__ = ["Watchdog"]
 
 
 def _ignore(_error: EndpointTimeoutError) -> None:
-    """Do nothing: the stream is over."""
+    """Do nothing, because the stream is over."""
 
 
 class Watchdog:
-    """Limits the waits of one stream, which owns it.
+    """Enforces the time limits of one stream, which owns it.
 
     Args:
         loop: the event loop for the clock and the timers.
         timeouts: ``first_token``, ``next_token``, ``socket`` and ``total``, in seconds; the others are limited elsewhere.
-        on_expired: called once with the error when a limit is over; it must make the waiting end.
-        elapsed: seconds of ``total`` that are used up, by other endpoints of the same answer.
+        on_expired: called once with the error when a limit is exceeded; it must end the waiting.
+        elapsed: seconds of ``total`` that other endpoints of the same answer have already used.
     """
 
     __slots__ = (
@@ -72,7 +72,7 @@ class Watchdog:
         self._on_expired = on_expired
         self._handle: asyncio.TimerHandle | None = None
         self._armed_for = inf
-        self._is_nearer = True  # the deadline may be an earlier one than the timer's
+        self._is_nearer = True  # True if the deadline may be earlier than the timer's
         self._next_limit = inf if timeouts.next_token is None else timeouts.next_token
         self._total_limit = inf if timeouts.total is None else timeouts.total
         self._paused_at: float | None = loop.time()
@@ -84,11 +84,11 @@ class Watchdog:
 
     @property
     def idle(self) -> float:
-        """Seconds so far in which no task waited; they count on after the stop."""
+        """Seconds so far in which no task waited; continues to count after ``stop``."""
         return self._idle if self._paused_at is None else self._idle + self._loop.time() - self._paused_at
 
     def restart(self) -> None:
-        """Begin a new try: all limits except the total count from now, towards the first token."""
+        """Begin a new attempt: all limits except the total start again, towards the first token."""
         now = self._loop.time()
         first = self._timeouts.first_token
         self._content_limit = inf if first is None else first
@@ -103,11 +103,11 @@ class Watchdog:
             self._paused_at = now
 
     def suspend(self) -> None:
-        """Expect nothing of the server until ``restart`` (the wait before a retry); the total goes on."""
+        """Expect nothing from the server until ``restart`` (during the wait before a retry); the total continues."""
         self._is_suspended = True
 
     def resume(self) -> None:
-        """Let the clock run: a task begins to wait."""
+        """Start the clock, because a task begins to wait."""
         paused_at = self._paused_at
         if paused_at is not None:
             idle = self._loop.time() - paused_at
@@ -119,11 +119,11 @@ class Watchdog:
             self._watch()
 
     def pause(self) -> None:
-        """Stop the clock: no task waits any more."""
+        """Stop the clock, because no task waits any more."""
         self._paused_at = self._loop.time()
 
     def charge(self, seconds: float) -> None:
-        """Count seconds in which no task waited towards the total: the reader was waiting, though not for this stream."""
+        """Add seconds to the total in which no task waited here: the reader was waiting, though not for this stream."""
         self._idle -= seconds
         self._is_nearer = True
 
@@ -131,7 +131,7 @@ class Watchdog:
         """Record that bytes arrived; must be called between ``pause`` and ``resume``.
 
         Args:
-            has_content: the bytes held tokens of the answer.
+            has_content: True if the bytes contained tokens of the answer.
         """
         now = self._paused_at
         assert now is not None, "feed comes after pause"
@@ -142,20 +142,20 @@ class Watchdog:
                 self._content_limit, self._phase, self._is_nearer = self._next_limit, "next_token", True
 
     def expect_end(self, limit: float) -> None:
-        """Wait at most ``limit`` seconds for the formal end of an answer that is complete otherwise."""
+        """Wait at most ``limit`` seconds for the formal end of an answer that is otherwise complete."""
         self._content_since = self._loop.time() if self._paused_at is None else self._paused_at
         self._content_limit = min(self._content_limit, limit)
         self._is_nearer = True
 
     def expect_whole(self, limit: float) -> None:
-        """Wait ``limit`` seconds for this try's answer, if the usual limits are shorter: nothing comes of it before all of it is there."""
+        """Allow ``limit`` seconds for this attempt if the usual limits are shorter, because the answer only arrives as a whole."""
         self._content_limit = max(self._content_limit, limit)
         self._socket_limit = max(self._socket_limit, limit)
 
     def stop(self) -> None:
         """Stop watching; idempotent."""
         self._is_stopped = True
-        self._on_expired = _ignore  # it holds the stream, which holds this: two that the garbage collector would have to find
+        self._on_expired = _ignore  # it refers to the stream, which refers to this, a cycle that only the garbage collector would free
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
@@ -184,7 +184,7 @@ class Watchdog:
     def _check(self) -> None:
         self._handle = None
         if self._paused_at is not None:
-            return  # the next resume arms the timer again
+            return  # the next resume sets the timer again
         now, deadline = self._loop.time(), self._deadline()
         if now < deadline:
             self._look.reset()

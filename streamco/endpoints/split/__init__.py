@@ -1,1 +1,1 @@
-"""A split model as an endpoint: the servers of its middle layers, and a session there for each answer."""
+"""The endpoint for a split model: the servers of its middle layers, and a session there for each answer."""

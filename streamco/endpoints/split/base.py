@@ -1,4 +1,4 @@
-"""What the driver of a split answer stands between: the engine on the device, and the link to the servers."""
+"""The interfaces that the driver of a split answer connects: the engine on the device, and the link to the servers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["AnswerEngine", "DeepStates", "LinkEvent", "LinkFailed", "LinkSession
 
 
 class AnswerEngine(Protocol):
-    """The engine with the device's parts (``streamco.engines.split.engine.SplitEngine``). Every thread may call it; it never blocks."""
+    """The engine with the device's parts (``streamco.engines.split.engine.SplitEngine``). Thread-safe, never blocks."""
 
     @property
     def input_costs(self) -> RowCosts | None:
-        """Seconds of the input layers by rows; None: not measured yet."""
+        """Seconds that the input layers take, by rows, or None if not measured yet."""
         ...
 
     def submit(self, request: GenerationRequest, wake: Callable[[], None], owner: AnswerOwner | None = None) -> Generation:
@@ -35,11 +35,11 @@ class AnswerEngine(Protocol):
         ...
 
     def compute(self, generation: SplitGeneration, rows: ComputeRows) -> None:
-        """Compute shallow states; the owner is told ``RowsComputed``."""
+        """Compute shallow states; the owner gets ``RowsComputed``."""
         ...
 
     def read(self, generation: SplitGeneration, states: NDArray[np.float32]) -> None:
-        """Draw tokens from the deep states of the last rows; the owner is told ``Truncated`` and ``RowsAdded``."""
+        """Draw tokens from the deep states of the last rows; the owner gets ``Truncated`` and ``RowsAdded``."""
         ...
 
     def record_loss(self, generation: SplitGeneration) -> None:
@@ -52,7 +52,7 @@ class AnswerEngine(Protocol):
 
 
 class DeepStates(StatesArrived, frozen=True, eq=False):
-    """The server's answer to the oldest unanswered rows of an attempt."""
+    """The server's reply to the oldest unanswered rows of an attempt."""
 
     states: NDArray[np.float32]
 
@@ -75,15 +75,15 @@ class LinkSession(Protocol):
         ...
 
     def open(self, command: OpenSession) -> None:
-        """Open or resume a session; answered with an event."""
+        """Open or resume a session; the result arrives as an event."""
         ...
 
     def send(self, command: SendRows, states: NDArray[np.float32]) -> None:
-        """Send rows; without effect if their attempt is over."""
+        """Send rows; has no effect if their attempt is over."""
         ...
 
     def close(self) -> None:
-        """End the session; no event comes after that. Idempotent."""
+        """End the session; no event follows. Idempotent."""
         ...
 
 
@@ -92,16 +92,16 @@ class SplitLink(ServerFacts, Protocol):
 
     @property
     def max_rows(self) -> int:
-        """Most rows of a frame."""
+        """Maximum number of rows in a frame."""
         ...
 
     def plan(self, rows: int, *, computed: int = 0, input_costs: RowCosts | None = None) -> PromptPlan:
-        """Return how a prompt of which ``rows`` are still to be sent is cut.
+        """Return how to cut a prompt into chunks if ``rows`` of it are still to be sent.
 
         Args:
             rows: number of rows, at least 1.
-            computed: number of first ones of them that the device has computed.
-            input_costs: seconds of the device's own layers, by rows; None: not known.
+            computed: how many of these, from the first on, the device has already computed.
+            input_costs: seconds of the device's own layers, by rows, or None if not known.
         """
         ...
 

@@ -1,6 +1,6 @@
-"""Runs the machine of a split answer on asyncio: the engine's thread computes and drafts, a session at the servers sends and receives.
+"""Runs the machine of a split answer on asyncio: the engine's thread computes and drafts, a session with the servers sends and receives.
 
-The session's events come on the event loop. What the engine's thread has done comes there, too, by ``call_soon_threadsafe``.
+The session's events arrive on the event loop. The engine's thread sends its events there with ``call_soon_threadsafe``.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ __all__ = ["SplitDriver"]
 
 
 class SplitDriver(TaskDriver[SplitEvent, SplitCommand]):
-    """One answer between the engine and the servers. It is an ``AnswerOwner``.
+    """Runs one answer between the engine and the servers. Implements ``AnswerOwner``.
 
     Args:
         engine: has the input layers and the head.
         link: the servers.
         on_over: called once when the answer is over.
-        clock: seconds, monotonic; None: the system's, or the loop's if the loop has one of its own (virtual time).
-        log: takes every step, for replay or for log lines; None: none is kept.
+        clock: a monotonic clock in seconds; None uses the system's, or the loop's if the loop doesn't use the system's (virtual time).
+        log: records every step, for replay or for log lines; None records nothing.
 
     Attributes:
-        tally: what the answer has sent, received and drafted so far.
-        generation: the answer in the engine; None: it isn't there yet, or has ended.
+        tally: counts what the answer has sent, received and drafted so far.
+        generation: the answer in the engine, or None if it isn't there yet or has ended.
     """
 
     machine: SplitMachine
@@ -66,15 +66,15 @@ class SplitDriver(TaskDriver[SplitEvent, SplitCommand]):
 
     @property
     def made(self) -> int:
-        """Number of tokens that were drawn so far."""
+        """Number of tokens drawn so far."""
         return self._made if self.generation is None else self.generation.made
 
     def submit(self, request: GenerationRequest, wake: Callable[[], None]) -> Generation:
-        """Queue the answer in the engine; every thread may call it. See ``AnswerEngine.submit``."""
+        """Queue the answer in the engine; thread-safe. See ``AnswerEngine.submit``."""
         return self._engine.submit(request, wake, self)
 
     def tell(self, event: SplitEvent) -> None:
-        """Take an event from the engine's thread; see ``AnswerOwner``."""
+        """Receive an event from the engine's thread; see ``AnswerOwner``."""
         try:
             self._loop.call_soon_threadsafe(self.emit, event)
         except RuntimeError:  # the loop was closed, and with it all connections
@@ -82,7 +82,7 @@ class SplitDriver(TaskDriver[SplitEvent, SplitCommand]):
                 self.generation.cancel()
 
     def end(self) -> None:
-        """End the session if the engine has not reported the end of the answer yet; idempotent."""
+        """End the session if the engine hasn't reported the end of the answer yet; idempotent."""
         if not self.machine.is_over:
             self.emit(AnswerEnded())
 
@@ -107,7 +107,7 @@ class SplitDriver(TaskDriver[SplitEvent, SplitCommand]):
             case SessionLost():
                 self._engine.record_loss(generation)
             case AnswerEnded():
-                self.generation, self._made = None, generation.made  # the two hold each other
+                self.generation, self._made = None, generation.made  # the two refer to each other
 
     def _run_command(self, command: SplitCommand, now: float) -> None:
         match command:
@@ -131,7 +131,7 @@ class SplitDriver(TaskDriver[SplitEvent, SplitCommand]):
         return self._session
 
     def _close_session(self) -> None:
-        session, self._session = self._session, None  # the two hold each other
+        session, self._session = self._session, None  # the two refer to each other
         if session is not None:
             session.close()
 
@@ -147,7 +147,7 @@ class SplitDriver(TaskDriver[SplitEvent, SplitCommand]):
         return self.machine.is_over or self._has_crashed
 
     def _crash(self, error: BaseException) -> None:
-        """End the answer with this error of a defect here or in the link."""
+        """End the answer with this error, a defect here or in the link."""
         self._has_crashed = True
         self._events.clear()
         generation, self.generation = self.generation, None

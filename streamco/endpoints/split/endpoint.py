@@ -1,7 +1,7 @@
-"""A split model as an endpoint: its first layers and head are on this machine, its middle layers at a server (HAT).
+"""The endpoint for a split model: its first layers and head run on this machine, its middle layers on a server (HAT).
 
-It is a device's endpoint with another engine: template, tokens, sampling, stop strings and text are made here. docs/split.md says what
-that hides, and what it doesn't.
+It is a device endpoint with another engine: the template, tokens, sampling, stop strings and text are processed here. docs/split.md says
+what that hides from the server, and what it doesn't.
 """
 
 from __future__ import annotations
@@ -55,26 +55,27 @@ class SplitEndpoint(DeviceEndpoint):
     """The device's parts of a model, and the servers that compute its middle layers.
 
     Args:
-        parts: common beginning of the parts' files: ``parts/NAME`` of ``parts/NAME.input.gguf`` and ``parts/NAME.head.gguf``.
+        parts: common prefix of the parts' files: ``parts/NAME`` for ``parts/NAME.input.gguf`` and ``parts/NAME.head.gguf``.
         servers: URL of a split server, or several: if one is lost, the next one continues its answers.
-        token: bearer token for all of them, or a function, sync or async, that is called for the token of each connection; None: none.
+        token: bearer token for all of them, or a sync or async function that returns the token for each connection, or None.
         name: name in reports and errors.
-        options: settings of the engine; see ``SplitEngine``. ``exact`` needs servers in exact mode, too.
-        states: format of the hidden states on the way. "f32" loses nothing; "f16" takes half the bytes, and with quantised weights a token
-            may differ where two are nearly as likely; "i8" a quarter, and about 2 tokens in 100 differ. "auto": an answer has "f16" if the
-            link is known to take longer for a prompt's row in "f32" than the server, else "f32"; in exact mode always "f32".
-        drafts: how tokens are drafted, so that a trip makes several. "auto": by the draft layer for this model that is packaged or in the
-            user's cache folder, if there is one; None: not at all. It changes no token.
-        chunking: how a prompt is cut, so that the server computes while it is sent. "fastest": in the way with the shortest predicted time,
-            perhaps in one piece; "balanced": by HAT's equation 3; "whole": in one piece; a number: in chunks of so many tokens.
-        timeouts: ``connect`` until a server has taken a session, ``first_token`` until rows are answered, ``socket`` for a ping.
-        patience: seconds that all servers may be out of reach before an answer fails.
-        max_wait: seconds that an answer waits for servers that are there, and busy with other answers; 0: it fails at once.
-        tls: certificates to trust; None: the system's.
-        is_plain: allow ``ws://`` to other machines: states and token can be read on the way.
+        options: settings of the engine; see ``SplitEngine``. ``exact`` requires servers in exact mode, too.
+        states: format in which hidden states are sent. "f32" is lossless; "f16" takes half the bytes, and with quantised weights a token
+            may differ where two are about equally likely; "i8" takes a quarter, and about 2 tokens in 100 differ. "auto": "f16" for answers
+            that begin while the link is known to need longer for a prompt row in "f32" than the server, otherwise "f32"; in exact mode
+            always "f32".
+        drafts: how tokens are drafted, so that a round trip yields several. "auto": with the draft layer for this model that is packaged or
+            in the user's cache folder, if there is one; None: no drafts. Drafts never change the tokens.
+        chunking: how a prompt is cut into chunks, so that the server computes while it is being sent. "fastest": with the shortest
+            predicted time, perhaps in one piece; "balanced": by HAT's equation 3; "whole": in one piece; a number: tokens per chunk.
+        timeouts: ``connect`` until a server has accepted a session, ``first_token`` until it replies to rows, ``socket`` for a ping.
+        patience: seconds that all servers may be unreachable before an answer fails.
+        max_wait: seconds that an answer waits for servers that are busy with other answers; with 0 it fails at once.
+        tls: certificates to trust, by default the system's.
+        is_plain: True to allow ``ws://`` to other machines; states and token can then be read on the way.
 
     Raises:
-        ConfigError: no server, a malformed URL, or a format that doesn't exist.
+        ConfigError: there is no server, a URL is malformed, or a format doesn't exist.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class SplitEndpoint(DeviceEndpoint):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Abilities of a device, except that no prompt is kept for a later request."""
+        """The same capabilities as a device's, except that prompts aren't kept for later requests."""
         return replace(super().capabilities, pre_copy="none")
 
     @property
@@ -127,22 +128,22 @@ class SplitEndpoint(DeviceEndpoint):
 
     @property
     def is_exact(self) -> bool:
-        """True if all states travel in 32 bits, which lose nothing. In exact mode, too, texts are those of a whole model in exact mode."""
+        """True if all states are sent in 32 bits, without loss. In exact mode, texts are then the same as a whole model's in exact mode."""
         return self.states == "f32"
 
     @property
     def input_layers(self) -> int:
-        """Number of layers on the device; 0: not known yet."""
+        """Number of layers on the device, or 0 if not known yet."""
         return 0 if self._link is None else self._link.mark.first_layer
 
     @property
     def link(self) -> ServerLink | None:
-        """The connections to the servers; None before ``start``."""
+        """The connections to the servers, or None before ``start``."""
         return self._link
 
     @property
     def traffic(self) -> SplitTraffic:
-        """What went to the servers and came back so far."""
+        """The data sent to the servers and back so far."""
         return SplitTraffic() if self._link is None else self._link.traffic
 
     async def start(self) -> None:
@@ -150,7 +151,7 @@ class SplitEndpoint(DeviceEndpoint):
 
         Raises:
             EndpointError: the parts can't be loaded, or no server can be reached.
-            VerifierError: the server has other layers, or refuses this client.
+            VerifierError: the server has different layers, or refuses this client.
         """
         await super().start()
         if self._link is not None:
@@ -162,26 +163,26 @@ class SplitEndpoint(DeviceEndpoint):
 
         Args:
             request: the request.
-            driver: runs the answer's machine, and is started; None: the stream has one of its own.
+            driver: runs the answer's machine, and must be started; None lets the stream create one.
         """
         if self._link is not None:
             self._use(self._link)
         return self._begin(SplitStream(self, request, on_over=self._work.get().streams.discard, driver=driver))
 
     def _use(self, link: ServerLink) -> None:
-        """Let the link have its connections on the running event loop."""
+        """Have the link use the running event loop for its connections."""
         use = self._link_use.get()
         if use.link is None:
             link.enter(asyncio.get_running_loop())
             use.link = link
 
     def figures_of(self, tally: SplitTally, tokens: int) -> SplitFigures:
-        """Return what an answer has sent and received, as users see it; ``tokens`` of it were made."""
+        """Return the figures on what an answer of ``tokens`` tokens has sent and received, as users see them."""
         states = "f32" if self.states == "auto" else self.states
         return tally.figures(tokens=tokens, input_layers=self.input_layers, states=states)
 
     def parts(self) -> tuple[SplitEngine, ServerLink]:
-        """Return what the driver of an answer works with.
+        """Return the engine and the link, for the driver of an answer.
 
         Raises:
             EngineError: the parts aren't loaded.
@@ -229,7 +230,7 @@ class SplitStream(DeviceStream):
         endpoint: the model.
         request: the request.
         on_over: called when the answer has ended.
-        driver: runs the answer's machine; None: one is made when the parts are loaded.
+        driver: runs the answer's machine; None creates one when the parts are loaded.
     """
 
     _endpoint: SplitEndpoint
@@ -242,7 +243,7 @@ class SplitStream(DeviceStream):
 
     @property
     def split_figures(self) -> SplitFigures:
-        """What the answer has sent and received so far."""
+        """Figures on what the answer has sent and received so far."""
         driver = self._driver
         return self._endpoint.figures_of(SplitTally(), 0) if driver is None else self._endpoint.figures_of(driver.tally, driver.made)
 
@@ -267,6 +268,6 @@ def _address(url: Url, token: ServerKey, tls: ssl.SSLContext | None, *, is_plain
 
 
 def _trusting(addresses: Sequence[VerifierAddress]) -> list[VerifierAddress]:
-    """Return the addresses with the system's certificates; reading them takes a while."""
+    """Return the addresses with the system's certificates filled in; reading these takes a while."""
     context = ssl.create_default_context()
     return [replace(each, tls=each.tls or context) if each.url.startswith("wss:") else each for each in addresses]

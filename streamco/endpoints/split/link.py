@@ -1,8 +1,8 @@
-"""The servers of a split model, seen from the device: a session for every answer, and plans by what is measured of them.
+"""The servers of a split model, as seen from the device: a session for every answer, and plans based on measurements.
 
-The first server that can be reached serves an answer. If it is lost, the session is resumed there, or else another server goes on with the
-states that the device has kept. Only if none can be reached within ``patience`` does the answer fail. If those that can are busy with other
-answers, it waits ``max_wait``, and the device's answers get the places in their order.
+The first server that can be reached serves an answer. If the connection is lost, the session is resumed there, or else another server
+continues with the states that the device has kept. The answer fails only if no server can be reached within ``patience``. If the reachable
+ones are busy with other answers, it waits up to ``max_wait``, and the device's answers get free places in order.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ class ServerLink(MiddleServers):
         self._chunking: Chunking = chunking
 
     def plan(self, rows: int, *, computed: int = 0, input_costs: RowCosts | None = None) -> PromptPlan:
-        """Return how a prompt is cut; in one piece while no server has sent its costs. See ``SplitLink.plan``."""
+        """Return how to cut a prompt: in one piece as long as no server has sent its costs. See ``SplitLink.plan``."""
         path = self.path(self.form, input_costs)
         if path is None:
             return PromptPlan(min(rows, self._limits.rows))
         return plan_prompt(rows, self._chunking, path, computed=computed)
 
     def row_seconds(self, rows: int) -> float:
-        """Return what the last of so many rows of a trip costs; see ``SplitLink.row_seconds``. Both ways count as fast as the upload."""
+        """Return how many seconds the last of ``rows`` rows adds to a round trip, if the download is as fast as the upload."""
         server, costs = self._server, self._server.costs
         if costs is None:
             return 0.0
-        others = max(0, server.load_rows - rows)  # the load counts this device's rows too
+        others = max(0, server.load_rows - rows)  # the load includes this device's rows
         computing = costs.seconds(others + rows) - costs.seconds(others + rows - 1)
         return computing + 2 * state_bytes(1, self.mark.width, self.form) / server.meter.rate
 

@@ -1,4 +1,4 @@
-"""One server of a split model, seen from the device: the connection to it, and the time that it asks for when it is overloaded."""
+"""One server of a split model, as seen from the device: the connection to it, and how long it asks to wait when overloaded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from streamco.wire.verify.errors import ModelMismatchError, UnauthorisedError, V
 __all__ = ["RETRY", "MiddleServer", "explained", "final_error", "is_busy"]
 
 RETRY = 0.2
-"""Seconds between two tries at a server that asks for no time."""
+"""Seconds between two attempts at a server that doesn't say how long to wait."""
 
 _PING_INTERVAL = 5.0  # seconds
 _BUSY = frozenset({"overloaded", "too_many_sessions"})
@@ -33,10 +33,10 @@ class MiddleServer:
     def __init__(self, address: VerifierAddress, mark: LayersMark, timeouts: Timeouts, *, exact: bool) -> None:
         self.address = address
         self.meter = UploadMeter()
-        self.not_before = 0.0  # the loop's time, in seconds, before which it wants no try
-        self.frees = 0  # how many places this device has given back so far
-        self.costs: RowCosts | None = None  # as it reported last; None: not connected yet
-        self.load_rows = self.steady_rows = 0  # of its batches, as it reported last
+        self.not_before = 0.0  # no attempts before this time, in seconds on the loop's clock
+        self.frees = 0  # how many places this device has freed so far
+        self.costs: RowCosts | None = None  # as last reported; None if not connected yet
+        self.load_rows = self.steady_rows = 0  # of its batches, as last reported
         self._reported: tuple[RowCost, ...] = ()
         self._mark = mark
         self._exact = exact
@@ -45,25 +45,25 @@ class MiddleServer:
         self._lock = asyncio.Lock()
 
     def put_off(self, error: StreamcoError, now: float) -> None:
-        """Take note of the time that a busy server asks for."""
+        """Record how long a busy server asks to wait."""
         asked = _asked(error)
         if asked is not None or is_busy(error):
             self.not_before = now + (RETRY if asked is None else asked)
 
     def forget_connection(self) -> None:
-        """Forget the connection and the time of the next try, which belong to an event loop that doesn't run any more."""
+        """Forget the connection and the time of the next attempt, which belong to an event loop that is no longer running."""
         self._connection, self._lock, self.not_before = None, asyncio.Lock(), 0.0
 
     def free(self) -> None:
-        """Take note that this device has given a place back: the server may be tried at once."""
+        """Record that this device has freed a place, so that the server may be tried at once."""
         self.not_before = 0.0
         self.frees += 1
 
     async def find(self) -> VerifierConnection[SplitClient]:
-        """Return the connection; make a new one if there is none.
+        """Return the connection; create one if there is none.
 
         Raises:
-            EndpointError, VerifyProtocolError: there is none.
+            EndpointError, VerifyProtocolError: connecting failed.
         """
         async with self._lock:
             if self._connection is None or self._connection.is_over:
@@ -76,7 +76,7 @@ class MiddleServer:
             return self._connection
 
     def record(self, client: SplitClient, load: ServerBatches | States) -> None:
-        """Take the load that the server reports on a connection, and its costs if they have changed."""
+        """Record the load that the server reports on a connection, and its costs if they have changed."""
         self.load_rows, self.steady_rows = load.load_rows, load.steady_rows
         if client.row_costs is not self._reported:
             self._reported = client.row_costs
@@ -84,8 +84,8 @@ class MiddleServer:
 
     @property
     def round_trip(self) -> float:
-        """Seconds of a round trip without payload, by small frames or else by pings; 0.0: not measured."""
-        measured, connection = self.meter.round_trip, self._connection  # which another thread may see end
+        """Seconds of a round trip without payload, measured with small frames or else pings; 0.0 if not measured."""
+        measured, connection = self.meter.round_trip, self._connection  # it may end while another thread is here
         if measured is None and connection is not None:
             measured = connection.rtt
         return measured or 0.0
@@ -99,14 +99,14 @@ class MiddleServer:
 
 @contextmanager
 def explained(name: str) -> Iterator[None]:
-    """Add to the error of a failed connection which server it was and what to do."""
+    """Add the server's name and advice to the error of a failed connection."""
     try:
         yield
     except VerifyProtocolError as exc:
         exc.args = (f"{name}: {exc}{_advice(exc)}",)
         raise
     except EndpointConnectError as exc:
-        exc.args = (f"{exc.args[0]}{_advice(exc)}",)  # its own text begins with the name
+        exc.args = (f"{exc.args[0]}{_advice(exc)}",)  # its own message begins with the name
         raise
 
 
@@ -125,18 +125,18 @@ def _advice(error: StreamcoError) -> str:
 
 
 def is_busy(error: StreamcoError) -> bool:
-    """Return True if the server is there, and has no place or no time because of other answers."""
+    """Return True if the server is reachable but busy: it has no place or time because of other answers."""
     if isinstance(error, VerifyProtocolError):
         return error.code in _BUSY
     return isinstance(error, EndpointStatusError) and error.status == HTTPStatus.TOO_MANY_REQUESTS
 
 
 def final_error(error: StreamcoError, max_wait: float = 0.0) -> StreamcoError:
-    """Return the error of an answer that no server can continue.
+    """Return the error for an answer that no server can continue.
 
     Args:
-        error: the last one of the servers.
-        max_wait: seconds that the answer has waited for busy ones.
+        error: the servers' last error.
+        max_wait: seconds that the answer has waited for busy servers.
     """
     asked = _asked(error)
     later = "" if asked is None else f"; the server asks for {asked:g} s before the next try"
@@ -147,5 +147,5 @@ def final_error(error: StreamcoError, max_wait: float = 0.0) -> StreamcoError:
 
 
 def _asked(error: StreamcoError) -> float | None:
-    """Return the seconds that a server asks for."""
+    """Return how many seconds a server asks to wait."""
     return error.retry_after if isinstance(error, VerifyProtocolError | EndpointStatusError) else None

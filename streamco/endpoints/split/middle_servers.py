@@ -1,4 +1,4 @@
-"""The servers of a split model that all answers of a device share: which one is in use, who waits for a place, what was sent so far."""
+"""The servers of a split model, shared by all answers of a device: which one is in use, who waits for a place, what was sent so far."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ServedSession(Protocol):
 
     @property
     def traffic(self) -> SplitTraffic:
-        """What it has sent and received so far."""
+        """What the session has sent and received so far."""
         ...
 
     def close(self) -> None:
@@ -36,24 +36,24 @@ class ServedSession(Protocol):
 
 
 class MiddleServers:
-    """The servers, and what the sessions there share. They are connected on one event loop at a time.
+    """The servers, and what their sessions share. They are connected on one event loop at a time.
 
     Args:
         addresses: the servers, best first.
-        mark: the layers that the device expects there.
+        mark: identifies the layers that the device expects there.
         loop: the event loop.
-        form: format of the states; "auto": f16 for an answer that begins when the link is known to be slower than the server, else f32.
-        timeouts: ``connect`` until a welcome, ``first_token`` until rows are answered, ``socket`` for a ping; in seconds.
-        patience: seconds that all servers may be out of reach before an answer fails.
+        form: format of the states; "auto": f16 for answers that begin while the link is known to be slower than the server, otherwise f32.
+        timeouts: ``connect`` until a welcome, ``first_token`` until rows get a reply, ``socket`` for a ping; in seconds.
+        patience: seconds that all servers may be unreachable before an answer fails.
         max_wait: seconds that an answer waits for servers that are busy with others.
-        exact: refuse servers that aren't in exact mode.
+        exact: True to refuse servers that aren't in exact mode.
 
     Attributes:
         queue: the answers that wait for a place.
-        reached_at: the loop's time at which a busy server answered last.
+        reached_at: the last time that a busy server replied, on the loop's clock.
         is_closed: True if no session may begin any more.
-        prompt_rows: states of a prompt that come back: the ``last`` one, which is all that is used, or ``all``, as in HAT, to measure
-            what they cost.
+        prompt_rows: which states of a prompt are sent back: only the ``last`` one, which is all that is needed, or ``all``, as in HAT, to
+            measure what that costs.
     """
 
     def __init__(
@@ -77,48 +77,48 @@ class MiddleServers:
         self.is_closed = False
         self.prompt_rows: Literal["last", "all"] = "last"
         self._form: StateFormat | Literal["auto"] = form
-        self._server = self.servers[0]  # that was used last
+        self._server = self.servers[0]  # the server that was used last
         self._welcome: SplitWelcome | None = None
         self._limits = SplitLimits()
         self._sessions: set[ServedSession] = set()
-        self._ended = SplitTraffic()  # of the sessions that are over
+        self._ended = SplitTraffic()  # traffic of the sessions that are over
 
     @property
     def traffic(self) -> SplitTraffic:
-        """What all answers together have sent and received so far."""
+        """What all answers have sent and received so far."""
         return total_traffic([self._ended, *(session.traffic for session in self._sessions)])
 
     @property
     def max_rows(self) -> int:
-        """Most rows of a frame."""
+        """Maximum number of rows in a frame."""
         return self._limits.rows
 
     @property
     def max_positions(self) -> int:
-        """Most positions of a session; the server's, once one was reached."""
+        """Maximum number of positions in a session; the server's limit, once one was reached."""
         return self._limits.context_rows
 
     @property
     def round_trip(self) -> float:
-        """Seconds of a trip in which the server computes nothing, without the upload; 0: not measured."""
+        """Seconds of a round trip in which the server computes nothing, without the upload; 0 if not measured."""
         return self._server.round_trip
 
     @property
     def form(self) -> StateFormat:
-        """Format of the states of an answer that sends its first rows now."""
+        """Format of the states for an answer that sends its first rows now."""
         if self._form != "auto":
             return self._form
         path = self.path("f32") if self._server.meter.is_rate_measured else None
         return "f16" if path is not None and is_link_slower(path) else "f32"
 
     def path(self, form: StateFormat, input_costs: RowCosts | None = None) -> SplitPath | None:
-        """Return what is known of the server in use and of the way to it; None: no server has sent its costs.
+        """Return what is known about the server in use and the link to it, or None if no server has sent its costs.
 
-        The download counts as fast as the upload.
+        The download is assumed to be as fast as the upload.
 
         Args:
             form: format of the states.
-            input_costs: seconds of the device's own layers, by rows; None: not known.
+            input_costs: seconds of the device's own layers, by rows, or None if not known.
         """
         server, welcome = self._server, self._welcome
         if welcome is None or server.costs is None:
@@ -139,7 +139,7 @@ class MiddleServers:
         )
 
     def enter(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Be used on this event loop from now on; what was on another one, which doesn't run any more, is forgotten."""
+        """Use this event loop from now on, and forget the state on any other, which is no longer running."""
         if loop is self.loop:
             return
         self.loop, self.queue, self.reached_at = loop, PlaceQueue(), -inf
@@ -152,7 +152,7 @@ class MiddleServers:
         """Connect to the first server that can be reached.
 
         Raises:
-            EndpointError, VerifyProtocolError: none can; the last one's error.
+            EndpointError, VerifyProtocolError: none can be reached; this is the last one's error.
         """
         await load_websockets()
         error: StreamcoError | None = None
@@ -167,32 +167,32 @@ class MiddleServers:
             raise error
 
     def use(self, server: MiddleServer, connection: VerifierConnection[SplitClient]) -> None:
-        """Take a server as the one in use, with its limits."""
+        """Use this server and its limits from now on."""
         welcome = connection.client.welcome
         assert welcome is not None, "a connection begins after its welcome"
         self._server, self._welcome, self._limits = server, welcome, connection.client.limits
 
     def add(self, session: ServedSession) -> None:
-        """Remember a session that is used."""
+        """Remember an active session."""
         self._sessions.add(session)
 
     def discard(self, session: ServedSession) -> None:
-        """Forget a session that has ended, but not what it has sent."""
+        """Forget a session that has ended, but keep its traffic figures."""
         if session in self._sessions:
             self._sessions.remove(session)
             self._ended = total_traffic([self._ended, session.traffic])
 
     def free_place(self, index: int) -> None:
-        """Let the first answer that waits ask this server again: another one of this device has ended there."""
+        """Have the first waiting answer retry this server, because another one of this device has ended there."""
         self.servers[index].free()
         self.queue.report_free()
 
     async def wait(self, until: float, frees: int) -> None:
-        """Wait before the servers are tried again: as long as all of them ask for, but not after the time ``until``.
+        """Wait before the servers are tried again: as long as they all ask for, but not beyond the time ``until``.
 
         Args:
-            until: the loop's time, in seconds.
-            frees: the queue's ``frees`` before the servers were tried. A place that has become free since is asked for at once.
+            until: a time on the loop's clock, in seconds.
+            frees: the queue's ``frees`` before the servers were tried. If a place has become free since, there is no wait.
         """
         now = self.loop.time()
         asked = min(server.not_before for server in self.servers) - now
@@ -204,7 +204,7 @@ class MiddleServers:
         await self.release()
 
     async def release(self) -> None:
-        """End all sessions, and close the connections; others are made if the servers are used again."""
+        """End all sessions and close the connections; new ones are made if the servers are used again."""
         for session in list(self._sessions):
             session.close()
         for server in self.servers:

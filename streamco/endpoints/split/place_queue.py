@@ -1,4 +1,4 @@
-"""The answers of one device that wait for a place at busy servers: those that have begun first, each kind in the order in which it came."""
+"""The queue of a device's answers that wait for a place at busy servers: answers that have begun first, otherwise in order of arrival."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["PlaceQueue"]
 
 
 class PlaceQueue:
-    """A queue in which the first answer asks for a place. Belongs to the event loop.
+    """A queue whose first answer asks for a place. Belongs to the event loop.
 
     Attributes:
         frees: how many places have become free so far.
@@ -21,18 +21,18 @@ class PlaceQueue:
     def __init__(self) -> None:
         self.frees = 0
         self._numbers = count()
-        self._tickets: list[tuple[bool, int]] = []  # of the answers that wait, in their order
+        self._tickets: list[tuple[bool, int]] = []  # tickets of the waiting answers, in order
         self._moved = asyncio.Event()
         self._freed = asyncio.Event()
 
     @property
     def is_empty(self) -> bool:
-        """True if no answer waits."""
+        """True if no answer is waiting."""
         return not self._tickets
 
     @contextmanager
     def ticket(self, *, has_begun: bool) -> Iterator[tuple[bool, int]]:
-        """Be in the queue: at its end, or before all answers that have not begun."""
+        """Join the queue: at its end, or before all answers that haven't begun."""
         ticket = (not has_begun, next(self._numbers))
         insort(self._tickets, ticket)
         try:
@@ -43,16 +43,16 @@ class PlaceQueue:
             moved.set()
 
     def is_first(self, ticket: tuple[bool, int]) -> bool:
-        """Return True if it is this answer's turn to ask."""
+        """Return True if it is this answer's turn."""
         return self._tickets[0] == ticket
 
     async def turn(self, ticket: tuple[bool, int]) -> None:
-        """Wait until this answer is the first one."""
+        """Wait until it is this answer's turn."""
         while not self.is_first(ticket):
             await self._moved.wait()
 
     async def wait(self, seconds: float, frees: int) -> None:
-        """Wait until ``report_free`` is called, at most so many seconds.
+        """Wait until ``report_free`` is called, at most ``seconds``.
 
         Args:
             seconds: the longest wait.
@@ -65,7 +65,7 @@ class PlaceQueue:
                 await self._freed.wait()
 
     def report_free(self) -> None:
-        """Wake the answer that waits in its turn: another one has ended."""
+        """Wake the answer whose turn it is, because another one has ended."""
         self.frees += 1
         freed, self._freed = self._freed, asyncio.Event()
         freed.set()

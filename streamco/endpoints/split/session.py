@@ -1,4 +1,4 @@
-"""One answer's session at the servers of a split model, and how it goes on after a loss or a refusal."""
+"""One answer's session with the servers of a split model, and how it continues after a loss or a refusal."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 __all__ = ["ServerSession"]
 
-_MAX_LOSSES = 3  # lost sessions at each server in a row, without an answer between them
+_MAX_LOSSES = 3  # consecutive lost sessions at each server, without a reply in between
 
 
 class _Sent(Struct, frozen=True):
-    """Unanswered rows."""
+    """Rows without a reply so far."""
 
     frame: SentFrame
     wanted: int
 
 
 class ServerSession:
-    """One answer's session. Implements ``LinkSession``; ``emit`` takes its events, in the middle of a call or later."""
+    """One answer's session. Implements ``LinkSession``; ``emit`` is called with its events, during a call or later."""
 
     def __init__(self, link: MiddleServers, emit: Callable[[LinkEvent], None], reserve: int) -> None:
         self.traffic = SplitTraffic()
@@ -48,20 +48,20 @@ class ServerSession:
         self._emit = emit
         self._reserve = reserve
         self._attempt = -1
-        self._server = 0  # index of the one that is used
+        self._server = 0  # index of the server in use
         self._connection: VerifierConnection[SplitClient] | None = None
         self._number = -1
         self._key: bytes | None = None
-        self._reply: asyncio.Future[int] | None = None  # positions that the server holds
+        self._reply: asyncio.Future[int] | None = None  # result: positions that the server holds
         self._unanswered: deque[_Sent] = deque()
-        self._last: tuple[SentFrame, float] | None = None  # answered, and when it had arrived
+        self._last: tuple[SentFrame, float] | None = None  # the last frame with a reply, and when it had arrived
         self._timer: asyncio.TimerHandle | PeerTimer | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._losses = 0  # without an answer between them
-        self._busy_since: float | None = None  # when it began to wait for servers that are busy; no answer has come since
-        self._refused_at: float | None = None  # time of the first refusal of rows at this server, since an answer
-        self._ask_again_at: float | None = None  # when rows that were refused for load are sent again; the session stays
-        self._lost_place: int | None = None  # server at which the session was lost; the answers that wait don't know yet
+        self._losses = 0  # without a reply in between
+        self._busy_since: float | None = None  # when it began to wait for busy servers; no reply since
+        self._refused_at: float | None = None  # time of this server's first refusal of rows since a reply
+        self._ask_again_at: float | None = None  # when rows that were refused because of load are resent; the session stays
+        self._lost_place: int | None = None  # server where the session was lost; waiting answers don't know yet
         self._is_over = False
 
     def close(self) -> None:
@@ -119,14 +119,14 @@ class ServerSession:
         self._connecting = self._link.loop.create_task(self._connect(), name="streamco split session")
 
     async def _connect(self) -> None:
-        """Try the servers until one takes the session, or the time is over."""
+        """Try the servers until one accepts the session, or the time is over."""
         link, began = self._link, self._link.loop.time()
         if (not link.queue.is_empty and self._key is None) or await self._try_servers(began) is not None:
             await self._queue(began)
         self._report_lost_place()
 
     async def _queue(self, began: float) -> None:
-        """Take turns with the other answers that found no place at once, before those that have not begun if this one has."""
+        """Queue with the other answers that found no place at once; if this one has begun, before those that haven't."""
         queue = self._link.queue
         with queue.ticket(has_begun=bool(self.traffic.servers)) as ticket:
             if not queue.is_first(ticket):
@@ -140,15 +140,15 @@ class ServerSession:
                 await self._link.wait(until, frees)
 
     def _report_lost_place(self) -> None:
-        """Wake the first answer that waits if this one has lost a place and isn't there again."""
+        """Wake the first waiting answer if this one has lost a place and hasn't got it back."""
         index, self._lost_place = self._lost_place, None
         if index is not None and (self._connection is None or self._server != index):
             self._link.queue.report_free()
 
     async def _try_servers(self, began: float) -> float | None:
-        """Try the server in use, then the others in their order; return None if one took the session, or if the time is over.
+        """Try the server in use, then the others in order; return None if one accepted the session, or if the time is over.
 
-        A server that asked for some time is tried again after it, or when the time is over.
+        A server that asked to wait is tried again after that, or when the time is over.
 
         Returns:
             The time until which they may be tried again.
@@ -166,7 +166,7 @@ class ServerSession:
                 length = await self._open_at(index)
             except StreamcoError as exc:
                 self._detach(closes=True)
-                if server.frees == frees or not is_busy(exc):  # else a place has become free since it was asked
+                if server.frees == frees or not is_busy(exc):  # otherwise a place has become free since it was asked
                     server.put_off(exc, link.loop.time())
                 busy, error = (exc if is_busy(exc) else busy), exc
             else:
@@ -183,11 +183,11 @@ class ServerSession:
         return None
 
     def _last_wait(self, began: float) -> float:
-        """Return the time until which the session waits for servers that are busy, if they are from ``began`` on."""
+        """Return the time until which the session waits for servers that have been busy since ``began``."""
         return (began if self._busy_since is None else self._busy_since) + self._link.max_wait
 
     async def _open_at(self, index: int) -> int:
-        """Resume or open the session at a server; return the positions that it holds."""
+        """Resume or open the session at a server; return how many positions it holds."""
         server = self._link.servers[index]
         connection = await server.find()
         self._link.use(server, connection)
@@ -244,7 +244,7 @@ class ServerSession:
         if connection is None or command.attempt != self._attempt or self._is_over or self._ask_again_at is not None:
             return
         wanted = len(states) if link.prompt_rows == "all" else command.wanted
-        form = self.traffic.states = self.traffic.states or link.form  # one for the whole answer
+        form = self.traffic.states = self.traffic.states or link.form  # the same format for the whole answer
         try:
             connection.client.rows(self._number, command.start, states, wanted=wanted, form=form)
         except VerifyProtocolError as exc:
@@ -279,9 +279,9 @@ class ServerSession:
             self._lose(error)
 
     def _handle_load(self, error: VerifyProtocolError) -> None:
-        """Wait if the server refuses rows for its load.
+        """Wait if the server refuses rows because of its load.
 
-        After the patience or the server's share of the longest wait, or if it asks for more time than that, another one is tried.
+        After the patience or the server's share of the maximum wait, or if it asks for more time than that, another server is tried.
         """
         link, now = self._link, self._link.loop.time()
         share = min(link.patience, link.max_wait / len(link.servers))
@@ -290,23 +290,23 @@ class ServerSession:
         self._busy_since = now if self._busy_since is None else self._busy_since
         next_try, last = now + (error.retry_after or RETRY), self._last_wait(now)
         if len(link.servers) > 1 and now <= last and next_try > min(last, self._refused_at + share):
-            self._refused_at, self._losses = None, self._losses - 1  # it counts as none: the time is limited
+            self._refused_at, self._losses = None, self._losses - 1  # it doesn't count as a loss, because the time is limited
             self._lose(error)
         elif next_try > last:
             self._emit(LinkFailed(final_error(error, link.max_wait)))
         else:
-            self._drop_unanswered()  # the server refuses those after it, too
+            self._drop_unanswered()  # the server also refuses the rows after it
             self._ask_again_at = next_try
             self._emit(SessionLost(self._attempt, may_resume=True))
 
     def _go_on(self) -> None:
-        """Go on with the session after a refusal for load."""
+        """Continue the session after a refusal because of load."""
         connection, self._ask_again_at = self._connection, None
         assert connection is not None, "a session that is lost doesn't wait"
         self._emit(SessionReady(self._attempt, connection.client.length(self._number), is_new=False))
 
     def _lose(self, error: StreamcoError) -> None:
-        """Give the session and its place up; another server goes on if there is one."""
+        """Give up the session and its place; another server continues if there is one."""
         server = self._link.servers[self._server]
         self._detach(closes=True)
         self._key, self._lost_place = None, self._server
@@ -317,7 +317,7 @@ class ServerSession:
         self._report_loss(error, may_resume=False)
 
     def _report_loss(self, error: StreamcoError, *, may_resume: bool) -> None:
-        """Report that the session is gone; after too many losses without an answer, or if no server would have room, that is the end."""
+        """Report that the session is lost. After too many losses without a reply, or if no server has room, that is the end."""
         self._losses += 1
         is_full = isinstance(error, VerifyProtocolError) and error.code == "context_full"
         if is_full or self._losses >= _MAX_LOSSES * len(self._link.servers):
@@ -326,7 +326,7 @@ class ServerSession:
             self._emit(SessionLost(self._attempt, may_resume=may_resume))
 
     def _watch(self) -> None:
-        """Limit the wait for the oldest unanswered rows."""
+        """Set the time limit for the oldest rows without a reply."""
         self._clear_timer()
         limit = self._link.timeouts.first_token
         if self._unanswered and limit is not None:

@@ -1,8 +1,8 @@
-"""Rate of the link to a split server, and its round trip, from the times of frames and of their answers.
+"""Measures the upload rate and the round trip of the link to a split server, from the times of frames and their replies.
 
-An answer says how long its rows were at the server. So the moment at which they had arrived is known, except for the way down. Two frames
-of which the second one was waiting when the first one arrived say how long the second one's bytes took, and the way down cancels. A frame
-that was alone says it less well: the round trip must be subtracted.
+A reply says how long its rows were at the server. So the time when they had arrived is known, apart from the download time. If a second
+frame was already waiting when the first one arrived, the difference shows how long the second one's bytes took, and the download time
+cancels out. A frame that was alone is less precise, because the round trip must be subtracted.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from streamco.core.speculation.averages import Ewma
 __all__ = ["SentFrame", "UploadMeter"]
 
 UPLOAD_RATE = 5e6
-"""Bytes per second until a rate was measured."""
+"""Bytes per second before a rate has been measured."""
 
 _SMOOTHING = 0.3  # weight of a new measurement
-_LARGE = 16_384  # bytes; a smaller frame alone says little of the rate, and is used for the round trip
-_ENOUGH = 65_536  # bytes of frames after each other that make a measurement
+_LARGE = 16_384  # bytes; a smaller single frame says little about the rate, and is used for the round trip
+_ENOUGH = 65_536  # bytes of consecutive frames that make up a measurement
 
 
 class SentFrame(Struct, frozen=True):
-    """A frame on the way.
+    """A frame that was sent.
 
     Args:
-        at: time at which it was sent.
-        size: its bytes.
+        at: time when it was sent.
+        size: its size in bytes.
         total: bytes of all frames up to its end.
-        was_alone: no other frame was unanswered.
+        was_alone: True if no other frame was waiting for a reply.
     """
 
     at: float
@@ -38,10 +38,10 @@ class SentFrame(Struct, frozen=True):
 
 
 class UploadMeter:
-    """Measures the way to one server, over all sessions. Without a clock of its own.
+    """Measures the link to one server, over all sessions. The caller passes in the time.
 
     Args:
-        rate: bytes per second until a rate was measured.
+        rate: bytes per second before a rate has been measured.
     """
 
     def __init__(self, rate: float = UPLOAD_RATE) -> None:
@@ -49,7 +49,7 @@ class UploadMeter:
         self._trip = Ewma(0.0, _SMOOTHING, first_weight=1.0)
         self._total = 0
         self._unanswered = 0
-        self._bytes = 0  # of frames that came right after another one, since the last measurement
+        self._bytes = 0  # bytes of frames that came right after another one, since the last measurement
         self._seconds = 0.0
 
     @property
@@ -59,12 +59,12 @@ class UploadMeter:
 
     @property
     def is_rate_measured(self) -> bool:
-        """True once the rate is one of this way."""
+        """True once the rate was measured on this link."""
         return self._rate.is_measured
 
     @property
     def round_trip(self) -> float | None:
-        """Seconds of a round trip without payload; None: not measured."""
+        """Seconds of a round trip without payload, or None if not measured."""
         return self._trip.value if self._trip.is_measured else None
 
     def record_sent(self, size: int, *, now: float) -> SentFrame:
@@ -74,21 +74,21 @@ class UploadMeter:
         return SentFrame(now, size, self._total, was_alone=self._unanswered == 1)
 
     def record_lost(self, frames: int) -> None:
-        """Count frames that get no answer."""
+        """Count frames that get no reply."""
         self._unanswered -= frames
 
     def record_answer(
         self, frame: SentFrame, at_server: float, before: tuple[SentFrame, float] | None, *, now: float
     ) -> tuple[SentFrame, float]:
-        """Count an answer.
+        """Count a reply.
 
         Args:
-            frame: the answered frame.
+            frame: the frame that it belongs to.
             at_server: seconds that its rows were at the server.
-            before: what this method returned for the answer before, of the same session; None: there was none.
+            before: what this method returned for the previous reply of the same session, or None.
 
         Returns:
-            The frame and the time at which it had arrived, plus the way down.
+            The frame and the time when it had arrived, plus the download time.
         """
         self._unanswered -= 1
         arrived = now - at_server

@@ -1,1 +1,1 @@
-"""Verifiers: servers that check a device's drafts, by streamco's protocol or by prompt logprobs."""
+"""Verifiers: servers that check a device's drafts, with streamco's protocol or with prompt logprobs."""

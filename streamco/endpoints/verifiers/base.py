@@ -1,7 +1,7 @@
-"""The interface of every verifier: drafts of a small model go in, verdicts of a large one of the same vocabulary come out.
+"""The interface of verifiers: drafts from a small model go in, verdicts from a large one with the same vocabulary come out.
 
-A ``Verifier`` is a server; a ``VerifierSession`` is one answer made with it. The session takes the speculator's own commands and emits its
-events (``streamco.core.speculation.events``), on the event loop and never from inside ``run``. It reconnects, resumes and tries again by
+A ``Verifier`` is a server; a ``VerifierSession`` is one answer made with it. The session accepts the speculator's commands and emits its
+events (``streamco.core.speculation.events``), on the event loop and never from inside ``run``. It reconnects, resumes and retries by
 itself. The speculator decides what a lost round, a refusal or a lasting failure means for the answer.
 """
 
@@ -48,29 +48,29 @@ Emit = Callable[[VerifierEvent], None]
 
 
 def continuation_seed(seed: int | None, tokens: int) -> int | None:
-    """Return the seed for an answer that continues after ``tokens`` tokens, so that their random draws are not used again.
+    """Return the seed for continuing an answer after ``tokens`` tokens, so that their random draws aren't repeated.
 
     Args:
-        seed: the answer's seed. None: it has none, and so has the continuation.
-        tokens: tokens of the answer that are made.
+        seed: the answer's seed; None if neither it nor the continuation has one.
+        tokens: number of tokens that the answer already has.
     """
     return seed if seed is None or not tokens else (seed + 0x9E3779B9 * tokens) & 0xFFFFFFFF
 
 
 class VerifierFacts(Struct, frozen=True, kw_only=True):
-    """Facts that a verifier gave when it was probed. Its vocabulary is the draft model's, else it could not verify.
+    """Facts that a verifier reported when it was probed. Its vocabulary is the same as the draft model's, or it couldn't verify.
 
     Args:
         model: the target model's name at the server.
         rules: the rules that drafts can be verified by.
-        draft_tokens: most ids in the draft of one round.
-        top_k: most ids in each row of a verdict; 0: verdicts have no rows.
-        context_tokens: size of the context, prompt and answer together. None: the server doesn't say.
-        samples_exactly: sampling keeps the target's distribution with every filter; False: only if the target's top_k is within ``top_k``.
-        holds_context: the server keeps a session's context; False: every round sends and reads all of it.
-        max_ahead: drafts that may be sent ahead after each round.
-        row_costs: seconds of a verification by its rows, without load; None: the server doesn't say.
-        max_paths: most paths in the draft of one round; 1: chains alone.
+        draft_tokens: maximum number of ids in the draft of one round.
+        top_k: maximum number of ids in each row of a verdict; 0 if verdicts have no rows.
+        context_tokens: size of the context, prompt and answer together, or None if the server doesn't say.
+        samples_exactly: True if sampling keeps the target's distribution with every filter, False if only with a top_k within ``top_k``.
+        holds_context: True if the server keeps a session's context; False if every round sends and reads all of it.
+        max_ahead: drafts that may be sent in advance after each round.
+        row_costs: seconds of a verification by its rows, without load, or None if the server doesn't say.
+        max_paths: maximum number of paths in the draft of one round; 1 for chains only.
     """
 
     model: str
@@ -85,9 +85,9 @@ class VerifierFacts(Struct, frozen=True, kw_only=True):
     max_paths: int = 1
 
     def is_exact(self, rule: Rule) -> bool:
-        """Return True if this rule keeps answers the target's own.
+        """Return True if answers under this rule are the same as the target's own.
 
-        Greedy answers are its own token for token, sampled ones in distribution.
+        Greedy answers are the same token for token, sampled ones in distribution.
         """
         match rule.kind:
             case RuleKind.GREEDY:
@@ -102,7 +102,7 @@ class VerifierSession(Protocol):
 
     @property
     def bytes_up(self) -> int:
-        """Bytes sent for this session: frames or request bodies, without the transport's own."""
+        """Bytes sent for this session: frames or request bodies, without the transport's overhead."""
         ...
 
     @property
@@ -116,16 +116,16 @@ class VerifierSession(Protocol):
         ...
 
     def run(self, command: VerifierCommand) -> None:
-        """Begin a command; never blocks, and never raises because of the server.
+        """Begin a command; never blocks, and never raises an error because of the server.
 
-        ``ConnectVerifier`` is answered with ``VerifierConnected`` or ``VerifierFailed``. ``SendDraft`` is answered with
+        ``ConnectVerifier`` is followed by ``VerifierConnected`` or ``VerifierFailed``. ``SendDraft`` is followed by
         ``VerdictReceived``, ``DraftRefused``, ``VerifierLost`` or ``VerifierFailed``. Its rows are
         ``streamco.wire.verify.topk.TopK``. Nothing is emitted after ``CloseVerifier`` or ``VerifierFailed``.
         """
         ...
 
     async def aclose(self) -> None:
-        """End the session and release what it holds; idempotent."""
+        """End the session and release its resources; idempotent."""
         ...
 
 
@@ -139,49 +139,49 @@ class Verifier(Protocol):
 
     @property
     def facts(self) -> VerifierFacts | None:
-        """Facts from ``probe`` or the first session. None: there are none yet."""
+        """Facts from ``probe`` or the first session, or None if there are none yet."""
         ...
 
     @property
     def rtt(self) -> float | None:
-        """Round-trip time of the connection in seconds, smoothed. None: not measured."""
+        """Smoothed round-trip time of the connection in seconds, or None if not measured."""
         ...
 
     @property
     def timeouts(self) -> Timeouts:
-        """Limits by phase, in seconds, which bound the silence of an answer, too."""
+        """Limits by phase, in seconds, which also limit how long an answer may be silent."""
         ...
 
     @property
     def remote(self) -> Endpoint | None:
-        """Endpoint of the same model that generates without drafts, after given ids (``Request.prompt_ids``). None: there is none."""
+        """Endpoint of the same model that generates without drafts after given ids (``Request.prompt_ids``), or None."""
         ...
 
     async def start(self, draft: TokenVocabulary) -> None:
-        """Prepare for drafts of this vocabulary: the draft model's, or the server's own. Idempotent.
+        """Prepare for drafts in this vocabulary: the draft model's, or the server's own. Idempotent.
 
         Doesn't fail if the server can't be reached.
         """
         ...
 
     async def probe(self) -> VerifierFacts:
-        """Ask the server for its facts, and whether its vocabulary is the draft model's. Must come after ``start``.
+        """Ask the server for its facts, and check that its vocabulary is the draft model's. Must be called after ``start``.
 
         Raises:
-            EndpointError: the server can't be reached, or its answer is not a verifier's.
+            EndpointError: the server can't be reached, or doesn't respond like a verifier.
             VerifierError: the server refuses, has another vocabulary, or can't verify.
         """
         ...
 
     def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> VerifierSession:
-        """Return a session for one answer; nothing happens before its first ``ConnectVerifier``. Must come after ``start``.
+        """Return a session for one answer; nothing happens before its first ``ConnectVerifier``. Must be called after ``start``.
 
         Args:
             prompt_ids: the context without the answer.
             emit: called with each event.
             rule: how drafts are verified.
-            top_k: ids wanted in each row of a verdict, cut to what the verifier gives; 0: no rows.
-            reserve: most tokens that prompt and answer will have together; 0: not known.
+            top_k: ids wanted in each row of a verdict, at most what the verifier allows; 0 for no rows.
+            reserve: maximum number of tokens that prompt and answer will have together, or 0 if not known.
         """
         ...
 
@@ -192,25 +192,25 @@ class Verifier(Protocol):
 
 @runtime_checkable
 class TellsVocabulary(Protocol):
-    """A verifier that tells its vocabulary, so that drafts need no model of the client's."""
+    """A verifier that can send its vocabulary, so that the client needs no model for drafts."""
 
     async def read_vocabulary(self) -> ServedVocabulary:
-        """Return the vocabulary. May come before ``Verifier.start``.
+        """Return the vocabulary. May be called before ``Verifier.start``.
 
         Raises:
-            EndpointError: the server doesn't tell it.
-            VerifierError: it can't.
+            EndpointError: the server doesn't send it.
+            VerifierError: the server can't send it.
         """
         ...
 
     async def read_prompt(self, request: Request, within: float) -> list[int]:
-        """Return the token ids of a request's prompt, as the server reads it. Must come after ``Verifier.start``.
+        """Return the token ids of a request's prompt, as the server reads it. Must be called after ``Verifier.start``.
 
         Args:
             request: the request.
-            within: seconds that the server may take.
+            within: time limit in seconds.
 
         Raises:
-            EndpointError: the server doesn't answer in time, or refuses the prompt.
+            EndpointError: the server doesn't respond in time, or rejects the prompt.
         """
         ...

@@ -1,7 +1,7 @@
-"""One WebSocket to a verifier, shared by all sessions of a client: its reader, its writer, and the pings that show it is alive.
+"""A WebSocket to a verifier, shared by all sessions of a client: its reader, its writer, and the pings that show it is alive.
 
 ``websockets`` is imported when the first connection is made, not with the package. All sessions are informed of a failure in one of two
-ways: the connection is *lost*, and another one may be better; or it has *failed*, and no other would do.
+ways: the connection is *lost*, and a new one may work; or it has *failed*, and a new one wouldn't help.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["VerifierAddress", "SessionListener", "VerifierConnection", "connect_
 _logger = logging.getLogger("streamco")
 
 _SMOOTHING = 0.3  # weight of a new round-trip time
-_BUSY = frozenset({408, 425, 429})  # statuses that may change soon, as 5xx may
+_BUSY = frozenset({408, 425, 429})  # temporary statuses, like 5xx
 
 
 ClientT = TypeVar("ClientT", VerifyClient, SplitClient)
@@ -54,7 +54,7 @@ FrameT_contra = TypeVar("FrameT_contra", contravariant=True)
 
 
 class SessionListener(Protocol[FrameT_contra]):
-    """The interface through which a connection passes frames, and its own end, to a session."""
+    """The interface through which a connection tells a session about frames and about its end."""
 
     def frame_received(self, frame: FrameT_contra, size: int) -> None:
         """Handle a frame of ``size`` bytes for this session."""
@@ -72,7 +72,7 @@ class VerifierAddress(Struct, frozen=True):
         url: the URL, with scheme ``ws`` or ``wss``.
         name: the endpoint's name, for errors.
         token: bearer token, which is read for each connection.
-        tls: certificates to trust. None: the system's.
+        tls: certificates to trust, by default the system's.
     """
 
     url: str
@@ -101,7 +101,7 @@ async def connect_verifier(
         ping_interval: seconds between two pings.
 
     Raises:
-        EndpointError: there is no connection, or the server is no verifier.
+        EndpointError: connecting failed, or the server isn't a verifier.
         VerifyProtocolError: the verifier refuses, or breaks the protocol.
     """
     try:
@@ -123,7 +123,7 @@ async def connect_verifier(
 
 
 def is_lasting(error: StreamcoError) -> bool:
-    """Return True if another connection would fail in the same way: the server refuses this client, or is no verifier."""
+    """Return True if another connection would fail in the same way, because the server refuses this client or isn't a verifier."""
     match error:
         case VerifyProtocolError():
             return error.code != "shutting_down"
@@ -137,13 +137,13 @@ def is_lasting(error: StreamcoError) -> bool:
 
 
 class VerifierConnection(Generic[ClientT]):
-    """A connection after its welcome. It lives until ``drop``, ``aclose`` or its end from outside; then ``is_over`` is True at once.
+    """A connection after its welcome. It lasts until ``drop``, ``aclose`` or until the peer ends it; then ``is_over`` is True at once.
 
     Args:
         socket: the WebSocket.
         client: the protocol's state, after the welcome.
         name: the endpoint's name, for errors.
-        timeouts: ``socket`` limits the answer to a ping, ``cancel`` the closing; in seconds.
+        timeouts: ``socket`` limits the reply to a ping, ``cancel`` the closing; in seconds.
         ping_interval: seconds between two pings.
     """
 
@@ -166,15 +166,15 @@ class VerifierConnection(Generic[ClientT]):
         ]
 
     def add_session(self, number: int, session: SessionListener[Any]) -> None:
-        """Give this session its frames from now on."""
+        """Pass this session its frames from now on."""
         self._sessions[number] = session
 
     def remove_session(self, number: int) -> None:
-        """Give the session no more frames."""
+        """Stop passing frames to this session."""
         self._sessions.pop(number, None)
 
     def flush(self) -> int:
-        """Send the client's messages, without waiting; return their bytes."""
+        """Send the client's messages without waiting; return their size in bytes."""
         size = 0
         for message in self.client.take_messages():
             size += len(message)
@@ -182,7 +182,7 @@ class VerifierConnection(Generic[ClientT]):
         return size
 
     async def check_alive(self) -> bool:
-        """Return True if the server answers a ping; if it doesn't, the connection is dropped."""
+        """Return True if the server replies to a ping; if it doesn't, the connection is dropped."""
         if self.is_over:
             return False
         try:
@@ -192,7 +192,7 @@ class VerifierConnection(Generic[ClientT]):
         return not self.is_over
 
     def drop(self, error: StreamcoError) -> None:
-        """Give the connection up, and inform every session at once."""
+        """Give up the connection, and inform every session at once."""
         if self.is_over:
             return
         self.is_over = True
@@ -204,14 +204,14 @@ class VerifierConnection(Generic[ClientT]):
             session.connection_lost(error)
 
     async def aclose(self) -> None:
-        """Send the messages that are still to be sent, and close the connection; idempotent."""
+        """Send the remaining messages, and close the connection; idempotent."""
         self.is_over = True
         self._sessions.clear()
         for task in self._tasks:
             task.cancel()
         try:
             async with PeerTimeout(self._timeouts.cancel):
-                with suppress(EndpointError), _translated(self._name):  # the connection is lost already
+                with suppress(EndpointError), _translated(self._name):  # the connection is already lost
                     while not self._unsent.empty():
                         await self._socket.send(self._unsent.get_nowait())
                 await self._socket.close()
@@ -247,7 +247,7 @@ class VerifierConnection(Generic[ClientT]):
             session.frame_received(frame, len(message))
 
     async def _write(self) -> None:
-        with suppress(EndpointError), _translated(self._name):  # the reader meets the same error, and reports it
+        with suppress(EndpointError), _translated(self._name):  # the reader gets the same error, and reports it
             while True:
                 await self._socket.send(await self._unsent.get())
 
@@ -287,7 +287,7 @@ async def _open(address: VerifierAddress, client: VerifyClient | SplitClient) ->
     return await Connect(
         address.url,
         subprotocols=[Subprotocol(SUBPROTOCOL)],
-        compression=None,  # a round has about 20 bytes, and ids are packed already
+        compression=None,  # a round has about 20 bytes, and ids are already packed
         additional_headers=headers,
         user_agent_header="streamco",
         proxy=await _find_proxy(parts),
@@ -301,7 +301,7 @@ async def _open(address: VerifierAddress, client: VerifyClient | SplitClient) ->
 
 
 async def _find_proxy(url: SplitResult) -> str | None:
-    """Return the proxy that the environment names for a verifier; None: there is none, as always for this machine."""
+    """Return the proxy that the environment names for a verifier, or None; this machine never has one."""
     host, scheme = url.hostname or "", "https" if url.scheme == "wss" else "http"
     if is_loopback(host):
         return None
@@ -309,7 +309,7 @@ async def _find_proxy(url: SplitResult) -> str | None:
 
 
 def _quiet_logger() -> logging.Logger:
-    """Return a logger for ``websockets``, without its debug messages, which have headers and frames in them: a token, a prompt."""
+    """Return a logger for ``websockets`` without debug messages, because these contain headers and frames: tokens and prompts."""
     logger = logging.getLogger("streamco.websockets")
     logger.setLevel(logging.INFO)
     return logger
@@ -329,7 +329,7 @@ async def _handshake(socket: ClientConnection, client: VerifyClient | SplitClien
 
 @contextmanager
 def _translated(name: str) -> Iterator[None]:
-    """Raise foreign exceptions as streamco's own."""
+    """Translate foreign exceptions into streamco's own."""
     try:
         yield
     except (TimeoutError, StreamcoError):

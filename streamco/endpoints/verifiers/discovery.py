@@ -1,4 +1,4 @@
-"""Find the verifier at a server with OpenAI's API."""
+"""Finds the verifier at a server with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["find_verifier"]
 
 
 async def find_verifier(server: OpenAIEndpoint) -> Verifier | None:
-    """Ask a server what it is; return it as a verifier. None: servers of its kind don't verify.
+    """Ask a server what it is, and return it as a verifier, or None if servers of its kind don't verify.
 
     Raises:
-        EndpointError: the server doesn't answer.
+        EndpointError: the server doesn't respond.
     """
     kind = (await server.probe()).kind
     url, key = server.credentials()
@@ -39,7 +39,7 @@ async def find_verifier(server: OpenAIEndpoint) -> Verifier | None:
 
 
 def _for_pings(timeouts: Timeouts) -> Timeouts:
-    """Return a server's time limits for its WebSocket, where ``socket`` limits the answer to a ping, which waits for no computation."""
+    """Return a server's time limits for its WebSocket, where ``socket`` limits the reply to a ping, which needs no computation."""
     from streamco.endpoints.verifiers.streamco import PONG_SECONDS
 
     return replace(timeouts, socket=PONG_SECONDS if timeouts.socket is None else min(timeouts.socket, PONG_SECONDS))

@@ -1,9 +1,9 @@
-"""Servers without a verifier protocol as verifiers, by the log-probabilities that they give a prompt's tokens.
+"""Uses servers without a verifier protocol as verifiers, based on the log-probabilities that they return for a prompt's tokens.
 
-They keep no session: each round sends the whole context, and the rules are applied here. Greedy takes the first id of each row. So the
-answer is the server's own, except where its kernels score a token that is read differently from one that is written. Sampling draws from
-the ids of a row. It is exact if the target's ``top_k`` is within them, because no other id could be drawn; without one, the target is cut
-to them.
+They keep no session: each round sends the whole context, and the rules are applied here. Greedy decoding takes the first id of each row. So
+the answer is the server's own, except where its kernels score a token that is read differently from one that is generated. Sampling draws
+from the ids in a row. It is exact if the target's ``top_k`` is within these, because no other id could be drawn; without a ``top_k``, the
+target's distribution is truncated to them.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ __all__ = ["LogprobVerifier"]
 
 _TIMEOUTS = Timeouts()
 _LIMITS = Limits()
-_DRAFT_TOKENS = 64  # most tokens of a draft; the servers have no limit of their own
-_MAX_LOGPROBS = re.compile(r"max allowed: (-?\d+)")  # most ids in a row: vLLM's error text about --max-logprobs
+_DRAFT_TOKENS = 64  # maximum tokens in a draft; the servers themselves have no limit
+_MAX_LOGPROBS = re.compile(r"max allowed: (-?\d+)")  # maximum ids in a row, from vLLM's error message about --max-logprobs
 
 
 class _LoopWork(LoopState):
-    """What is under way on one event loop."""
+    """The work in progress on one event loop."""
 
     def __init__(self) -> None:
         self.probing: asyncio.Task[VerifierFacts] | None = None
@@ -75,25 +75,25 @@ class _LoopWork(LoopState):
         """Forget a probe that is over."""
         self.probing = None
         if not task.cancelled():
-            task.exception()  # mark it as retrieved: each waiting caller gets it
+            task.exception()  # mark it as retrieved, because each waiting caller gets it
 
 
 class LogprobVerifier(ABC):
     """The common part of the verifiers for vLLM and SGLang. Implements ``Verifier``.
 
     Args:
-        base_url: the URL up to and including ``/v1``, a text or an object.
-        model: the model's name at the server. None: the only one it has.
-        api_key: bearer token, or a function, sync or async, that is called for the token of each request. None: as ``OpenAIEndpoint``
-            finds it, none on the loopback.
-        name: name in reports and errors. None: host and port.
-        top_k: ids wanted in each row, as far as the server allows.
-        vocabulary: fingerprint of the server's vocabulary, if you know it. None: both sides read a sample.
+        base_url: the URL up to and including ``/v1``, a string or a URL object.
+        model: the model's name at the server; None for the only one that it has.
+        api_key: bearer token, or a sync or async function that returns the token for each request. By default found in the same way as by
+            ``OpenAIEndpoint``; none for loopback servers.
+        name: name in reports and errors; by default host and port.
+        top_k: ids wanted in each row, if the server allows as many.
+        vocabulary: fingerprint of the server's vocabulary if you know it; None compares how both sides read a sample.
         timeouts: ``connect``, and ``first_token`` for a whole round, because each round is a prefill; in seconds.
-        limits: ``body_bytes`` limits one answer.
-        session: an aiohttp session to use and leave open. None: the verifier makes its own.
-        headers: sent with every request.
-        rng: random draws of sampling without a seed, and of waits. None: one with a random seed.
+        limits: ``body_bytes`` limits one response.
+        session: an aiohttp session to use and leave open; None to create one.
+        headers: headers sent with every request.
+        rng: random generator for sampling without a seed, and for waits; by default one with a random seed.
 
     Raises:
         ConfigError: a URL, key or number is wrong.
@@ -126,7 +126,7 @@ class LogprobVerifier(ABC):
         self._timeouts = timeouts
         self._limits = limits
         self._rng = rng or random.Random()
-        # Keeps other clients from what the rounds leave in a prefix cache. None: the server doesn't know the field.
+        # Hides what the rounds leave in a prefix cache from other clients. None if the server doesn't know the field.
         self._salt: str | None = secrets.token_urlsafe(32)
         self._options: dict[str, Any] = {"base_url": base_url, "api_key": key or "", "session": session, "headers": headers}
         check_headers("headers", headers or {})
@@ -145,11 +145,11 @@ class LogprobVerifier(ABC):
 
     @abstractmethod
     def _request(self, ids: Sequence[int], pending: int, top: int) -> tuple[str, dict[str, Any]]:
-        """Return URL and body of a request for the scores of the last ``pending`` ids, with ``top`` ids in a row."""
+        """Return the URL and body of a request for the scores of the last ``pending`` ids, with ``top`` ids in each row."""
 
     @abstractmethod
     def _read(self, answer: bytes, ids: Sequence[int], pending: int) -> PromptLogprobs:
-        """Return the scores in an answer."""
+        """Return the scores in a response."""
 
     def _make_remote(self, model: str, **options: Any) -> OpenAIEndpoint:
         return OpenAIEndpoint(model, **options)
@@ -161,17 +161,17 @@ class LogprobVerifier(ABC):
 
     @property
     def model(self) -> str | None:
-        """The model's name at the server. None: not known yet."""
+        """The model's name at the server, or None if not known yet."""
         return self._model
 
     @property
     def facts(self) -> VerifierFacts | None:
-        """Facts that ``probe`` found. None: not yet probed."""
+        """Facts found by ``probe``, or None if not yet probed."""
         return self._facts
 
     @property
     def rtt(self) -> float | None:
-        """Seconds that the last small request took. None: not measured."""
+        """Seconds that the last small request took, or None if not measured."""
         return self._rtt
 
     @property
@@ -181,7 +181,7 @@ class LogprobVerifier(ABC):
 
     @property
     def remote(self) -> Endpoint | None:
-        """The completions API of the same server. None: ``start`` was not called."""
+        """The completions API of the same server, or None before ``start``."""
         return self._remote
 
     async def start(self, draft: TokenVocabulary) -> None:
@@ -190,7 +190,7 @@ class LogprobVerifier(ABC):
         Raises:
             StreamClosed: the verifier was closed.
             UsageError: the verifier was started for another model.
-            VerifierError: the vocabulary is not that of a local model, which has to read what the server reads.
+            VerifierError: the vocabulary isn't a local model's; a local model is needed to read the same sample as the server.
         """
         if self._is_closed:
             raise StreamClosed(f"{self._name}: expected an open verifier, got one that was closed")
@@ -208,7 +208,7 @@ class LogprobVerifier(ABC):
             await self._remote.start()
 
     async def probe(self) -> VerifierFacts:
-        """Ask the server for its facts, by having it score a sample; see ``Verifier.probe``. Callers at the same time share the answer."""
+        """Ask the server for its facts by having it score a sample; see ``Verifier.probe``. Concurrent callers share the result."""
         work = self._work.get()
         if work.probing is None:
             work.probing = asyncio.get_running_loop().create_task(self._probe(), name=f"streamco probe {self._name}")
@@ -219,7 +219,7 @@ class LogprobVerifier(ABC):
         """Return a session for one answer; see ``Verifier.open``. ``reserve`` has no effect, because the server keeps no session.
 
         Raises:
-            UsageError: the verifier was not started, or the prompt is empty.
+            UsageError: the verifier wasn't started, or the prompt is empty.
         """
         if self._draft is None or self._is_closed:
             raise UsageError(f"{self._name}: expected a started verifier, got one that was not started or is closed")
@@ -230,17 +230,17 @@ class LogprobVerifier(ABC):
         return session
 
     async def check(self) -> None:
-        """Ask the server for a small answer, and measure the time.
+        """Send the server a small request, and measure the time.
 
         Raises:
-            EndpointError: the server doesn't answer.
+            EndpointError: the server doesn't respond.
         """
         started = asyncio.get_running_loop().time()
         await self._started().models()
         self._rtt = asyncio.get_running_loop().time() - started
 
     async def score(self, ids: Sequence[int], pending: int, *, top: int) -> tuple[PromptLogprobs, int, int]:
-        """Return the scores of the last ``pending`` ids and of the position after them; bytes sent and received.
+        """Return the scores of the last ``pending`` ids and of the position after them, and the bytes sent and received.
 
         Args:
             ids: context and draft.
@@ -248,8 +248,8 @@ class LogprobVerifier(ABC):
             top: ids wanted in each row.
 
         Raises:
-            EndpointError: the server doesn't answer, or refuses.
-            VerifierError: its answer has no scores, or is too large.
+            EndpointError: the server doesn't respond, or refuses.
+            VerifierError: its response has no scores, or is too large.
         """
         from yarl import URL
 
@@ -309,7 +309,7 @@ class LogprobVerifier(ABC):
         return self._facts
 
     async def _probe_top_k(self, sample: Sequence[int]) -> int:
-        """Have a sample scored; return the most ids that a row may have."""
+        """Have a sample scored; return the maximum number of ids in a row."""
         try:
             await self.score(sample, 2, top=self._top_k)
         except EndpointStatusError as error:

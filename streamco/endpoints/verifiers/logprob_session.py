@@ -1,4 +1,4 @@
-"""One answer at a server that verifies by log-probabilities: its context, its rounds, and its verdicts from the server's scores."""
+"""One answer at a server that verifies with log-probabilities: its context, its rounds, and its verdicts from the server's scores."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from streamco.wire.verify.topk import TopK
 __all__ = ["Scorer", "LogprobSession", "verify_logprobs"]
 
 _BACKOFF = (0.2, 5.0)  # seconds: `first` and `max_wait` of `Backoff`
-_BUSY = frozenset({408, 425, 429, 503})  # statuses that refuse a draft and keep the rest as it was
+_BUSY = frozenset({408, 425, 429, 503})  # statuses that refuse a draft and change nothing else
 
 
 class Scorer(Protocol):
@@ -43,12 +43,12 @@ class Scorer(Protocol):
 
     @property
     def facts(self) -> VerifierFacts | None:
-        """Facts from the last probe. None: not yet probed."""
+        """Facts from the last probe, or None if not yet probed."""
         ...
 
     @property
     def rtt(self) -> float | None:
-        """Seconds that a small request took. None: not measured."""
+        """Seconds that a small request took, or None if not measured."""
         ...
 
     async def probe(self) -> VerifierFacts:
@@ -56,15 +56,15 @@ class Scorer(Protocol):
         ...
 
     async def check(self) -> None:
-        """Ask the server for a small answer.
+        """Send the server a small request.
 
         Raises:
-            EndpointError: the server doesn't answer.
+            EndpointError: the server doesn't respond.
         """
         ...
 
     async def score(self, ids: Sequence[int], pending: int, *, top: int) -> tuple[PromptLogprobs, int, int]:
-        """Return the scores of the last ``pending`` ids and of the position after them; bytes sent and received.
+        """Return the scores of the last ``pending`` ids and of the position after them, and the bytes sent and received.
 
         Args:
             ids: context and draft.
@@ -72,19 +72,19 @@ class Scorer(Protocol):
             top: ids wanted in each row.
 
         Raises:
-            EndpointError: the server doesn't answer, or refuses.
-            VerifierError: its answer has no scores.
+            EndpointError: the server doesn't respond, or refuses.
+            VerifierError: its response has no scores.
         """
         ...
 
 
 class LogprobSession:
-    """One answer at a server that verifies by log-probabilities. Implements ``VerifierSession``.
+    """One answer at a server that verifies with log-probabilities. Implements ``VerifierSession``.
 
     Args:
         verifier: the server.
         prompt_ids, emit, rule, top_k: see ``Verifier.open``.
-        rng: random draws if the rule has no seed.
+        rng: random generator, used if the rule has no seed.
     """
 
     def __init__(self, verifier: Scorer, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int, rng: random.Random) -> None:
@@ -113,7 +113,7 @@ class LogprobSession:
             return
         match command:
             case ConnectVerifier(ids):
-                self._was_lost = self._was_lost or self._is_running()  # the speculator gave it up: does the server still answer?
+                self._was_lost = self._was_lost or self._is_running()  # the speculator gave up on it: does the server still respond?
                 self._begin(self._connect(ids))
             case SendDraft():
                 base = len(self._prompt) + command.base
@@ -126,7 +126,7 @@ class LogprobSession:
                 assert_never(never)
 
     async def aclose(self) -> None:
-        """End the session; idempotent. A round that is out is cancelled, and its connection closed."""
+        """End the session; idempotent. A round in progress is cancelled, and its connection closed."""
         self._end()
         if self._tasks:
             await asyncio.wait(self._tasks)
@@ -210,7 +210,7 @@ class LogprobSession:
         )
 
     def _top(self, facts: VerifierFacts) -> int:
-        """Return the ids wanted in a row: enough for the verdict's rows and for a draw."""
+        """Return how many ids to request in a row: enough for the verdict's rows and for a draw."""
         drawn = 0
         if self._rule.kind is RuleKind.SAMPLE:
             drawn = self._rule.top_k or facts.top_k
@@ -227,17 +227,17 @@ class LogprobSession:
 
 
 def verify_logprobs(rule: Rule, draft: Sequence[int], rows: Sequence[TopK], scores: PromptLogprobs, rng: random.Random) -> Verdict:
-    """Return the verdict of ``policies.acceptance.verify`` from a target's log-probabilities.
+    """Compute the verdict of ``policies.acceptance.verify`` from a target's log-probabilities.
 
     Args:
         rule: how tokens are accepted.
         draft: ids, shape (window,).
-        rows: the row that each token was drawn from, shape (window,); only rule sample reads them.
-        scores: the target's, shape (window + 1,).
-        rng: random draws of rule sample.
+        rows: the row that each token was drawn from, shape (window,); used only by the rule "sample".
+        scores: the target's scores, shape (window + 1,).
+        rng: random generator for the rule "sample".
 
     Raises:
-        ConfigError: rule sample without rows.
+        ConfigError: the rule is "sample" but there are no rows.
     """
     drafted_from = [row.distribution() for row in rows]
     return verify(rule, draft, drafted_from, [_ScoredRow(position) for position in scores.positions], rng)
@@ -267,7 +267,7 @@ def _distribution(position: PositionLogprobs, rule: Rule) -> Distribution:
 
 
 def _candidates(position: PositionLogprobs, rule: Rule, count: int) -> Candidates:
-    """Return the likeliest ids; if the temperature is not 1, with their shares among the reported ids."""
+    """Return the likeliest ids; if the temperature isn't 1, with their shares among the reported ids."""
     if rule.kind is RuleKind.SAMPLE and rule.temperature != 1.0:
         reported = _distribution(position, Rule(RuleKind.SAMPLE, rule.temperature))
         return tuple(zip(reported.ids.tolist(), reported.probabilities.tolist(), strict=True))[:count]

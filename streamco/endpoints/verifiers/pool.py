@@ -1,7 +1,7 @@
-"""Several verifiers of one model as one: a routing policy chooses the one of each answer (DSD section 3.4), which moves if it fails.
+"""Several verifiers with one model as one: a routing policy chooses one for each answer (DSD section 3.4), which moves if it fails.
 
-An answer stays where its context is in memory. If its verifier fails, is out of reach or takes no session, another one reads the context
-and goes on with the same answer. A verifier that failed is left out, and comes back when it answers again.
+An answer stays where its context is in memory. If its verifier fails, is unreachable or doesn't accept a session, another one reads the
+context and continues the answer. A verifier that failed is left out until it responds again.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from streamco.policies.serving.routing import ShortestQueue, routing_policy
 
 __all__ = ["VerifierPool"]
 
-_RETRY_AFTER = 30.0  # seconds after which a verifier that was left out is probed again
-_LATE_SECONDS = 2.0  # seconds that the others have to answer a first probe when one has answered
+_RETRY_AFTER = 30.0  # seconds after which a left-out verifier is probed again
+_LATE_SECONDS = 2.0  # seconds for the others to reply to the first probe once one has replied
 
 
 class _Probes(LoopState):
-    """The probes on one event loop of verifiers that are left out."""
+    """The probes of left-out verifiers on one event loop."""
 
     def __init__(self) -> None:
         self.tasks: dict[PoolMember, asyncio.Task[None]] = {}
@@ -49,18 +49,18 @@ class _Probes(LoopState):
 
 
 class VerifierPool:
-    """Verifiers of one model, among which answers are spread. Implements ``Verifier``.
+    """Verifiers with one model, over which answers are spread. Implements ``Verifier``.
 
     Args:
-        verifiers: URLs of ``streamco serve``, or verifiers; all of the same model.
-        routing: "join-shortest-queue" (or "jsq"): the one where the fewest verifications wait, by its last verdict, and the fewest of this
-            client's answers are; "round-robin", "random", "power-of-two-choices", or "in-order": the first one that works.
-        token: bearer token for the URLs, or a function, sync or async, that is called for the token of each connection; None: none.
-        retry_after: seconds after which a verifier that was left out is probed again.
-        rng: draws among verifiers; None: one with a random seed.
+        verifiers: URLs of ``streamco serve``, or verifiers; all with the same model.
+        routing: "join-shortest-queue" (or "jsq"): the one with the fewest waiting verifications, by its last verdict, and the fewest of
+            this client's answers; "round-robin", "random", "power-of-two-choices", or "in-order": the first one that works.
+        token: bearer token for the URLs, or a sync or async function that returns the token for each connection, or None.
+        retry_after: seconds after which a left-out verifier is probed again.
+        rng: random generator for choosing verifiers; by default one with a random seed.
 
     Raises:
-        ConfigError: no verifier, two of the same name, an unknown routing, or a malformed URL.
+        ConfigError: there is no verifier, two have the same name, the routing is unknown, or a URL is malformed.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class VerifierPool:
         self._routing = routing_policy(routing)
         self._retry_after = retry_after
         self._rng = rng or Random()
-        self._model: str | None = None  # of all of them
+        self._model: str | None = None  # the model of all of them
         self._probes = LoopBound(_Probes, owner="verifier")
         self._is_closed = False
 
@@ -96,25 +96,25 @@ class VerifierPool:
 
     @property
     def facts(self) -> VerifierFacts | None:
-        """Facts that hold at every verifier that was probed, so that an answer may move. None: none was."""
+        """Facts that apply to every verifier that was probed, so that an answer may move, or None if none was."""
         model = self._common_model()
         known = [facts for member in self.members if (facts := member.verifier.facts) is not None and facts.model == model]
         return reduce(_common, known) if known else None
 
     @property
     def rtt(self) -> float | None:
-        """Mean round-trip time of the verifiers that work, in seconds. None: not measured."""
+        """Mean round-trip time of the working verifiers in seconds, or None if not measured."""
         times = [rtt for member in self.members if not member.problem and (rtt := member.verifier.rtt) is not None]
         return sum(times) / len(times) if times else None
 
     @property
     def timeouts(self) -> Timeouts:
-        """Limits of the first verifier, in seconds; an answer has those of its own."""
+        """Limits of the first verifier, in seconds; an answer uses its own verifier's limits."""
         return self.members[0].verifier.timeouts
 
     @property
     def remote(self) -> Endpoint | None:
-        """Remote endpoint of the first verifier that works; an answer has that of its own."""
+        """Remote endpoint of the first working verifier; an answer uses its own verifier's endpoint."""
         return next((member.verifier.remote for member in self.members if not member.problem), None)
 
     async def start(self, draft: TokenVocabulary) -> None:
@@ -124,7 +124,7 @@ class VerifierPool:
             await member.verifier.start(draft)
 
     async def read_vocabulary(self) -> ServedVocabulary:
-        """Return the vocabulary of the first verifier that tells it; see ``TellsVocabulary``.
+        """Return the vocabulary of the first verifier that sends it; see ``TellsVocabulary``.
 
         Raises:
             EndpointError: the first one's error, if all fail.
@@ -140,12 +140,12 @@ class VerifierPool:
         raise failure or VerifierError(f"{self.name}: expected a verifier that tells its vocabulary (streamco serve), got none")
 
     async def read_prompt(self, request: Request, within: float) -> list[int]:
-        """Return the token ids of a request's prompt, as any of the verifiers that work reads it; see ``TellsVocabulary``.
+        """Return the token ids of a request's prompt, as read by any working verifier; see ``TellsVocabulary``.
 
-        All of them have the vocabulary that one of them told. One that doesn't answer is left out.
+        All of them have the vocabulary that one of them sent. A verifier that doesn't respond is left out.
 
         Raises:
-            EndpointError: the prompt is refused, or none of them answers.
+            EndpointError: the prompt is rejected, or none of them responds.
         """
         failure: EndpointError | None = None
         for member in sorted(self.members, key=lambda each: bool(each.problem)):
@@ -166,9 +166,9 @@ class VerifierPool:
         return error
 
     async def probe(self) -> VerifierFacts:
-        """Probe all verifiers side by side; those that fail are left out, and probed again later.
+        """Probe all verifiers concurrently; the ones that fail are left out, and probed again later.
 
-        When one has answered, the others have two seconds more, so that a host which swallows packets doesn't delay the client's start.
+        Once one has replied, the others have two more seconds, so that a host that drops packets doesn't delay the client's start.
 
         Raises:
             EndpointError, VerifierError: the first one's error, if all fail.
@@ -198,24 +198,24 @@ class VerifierPool:
     # Choosing
 
     def choose(self, *, without: Collection[PoolMember] = (), needed: VerifierFacts | None = None) -> PoolMember | None:
-        """Return the verifier of an answer; None: there is none that works and has room.
+        """Return the verifier for an answer, or None if no working one has room.
 
         Args:
-            without: those that are not to be chosen.
-            needed: facts that the answer was planned with; None: it was not planned yet.
+            without: verifiers that must not be chosen.
+            needed: facts that the answer was planned with, or None if it hasn't been planned.
         """
         now = monotonic()
         for member in self.members:
-            if not member.problem and (problem := self.why_other_model(member)):  # it was started again with another one
+            if not member.problem and (problem := self.why_other_model(member)):  # it was restarted with another model
                 self.record_failure(member, problem)
         free = [each for each in self.members if each not in without and each.is_free(now=now)]
         found = [each for each in free if _covers(each.verifier.facts, needed)]
         return found[self._routing.choose([each.load(now=now) for each in found], self._rng)] if found else None
 
     def choose_first(self) -> PoolMember:
-        """Return the verifier of a new answer: if none works, the one with the fewest answers, which may be back.
+        """Return the verifier for a new answer; if none works, the one with the fewest answers, which may have recovered.
 
-        A verifier of another model is never chosen, and one that was never reached only if there is no other.
+        A verifier with another model is never chosen, and one that was never reached only if there is no other.
         """
         now = monotonic()
         if (free := self.choose()) is not None:
@@ -225,17 +225,17 @@ class VerifierPool:
 
     @property
     def is_free(self) -> bool:
-        """True if a verifier works and has not refused a session just now."""
+        """True if a verifier works and hasn't just refused a session."""
         now = monotonic()
         return any(member.is_free(now=now) for member in self.members)
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Verifiers that are left out now, by name, and why."""
+        """Why verifiers are currently left out, by name."""
         return {member.name: member.problem for member in self.members if member.problem}
 
     def record_failure(self, member: PoolMember, problem: str) -> None:
-        """Leave a verifier out until it answers a probe again."""
+        """Leave out a verifier until it replies to a probe again."""
         member.problem = problem
         probes = self._probes.current
         if probes is not None and member not in probes.tasks and not self._is_closed:
@@ -243,7 +243,7 @@ class VerifierPool:
             probes.tasks[member] = task
 
     async def trouble_of(self, member: PoolMember, *, within: float) -> str:
-        """Return why a verifier can't be used; "": it answers. ``within``: seconds that it may take to answer."""
+        """Return why a verifier can't be used, or "" if it responds. ``within``: time limit for the response, in seconds."""
         try:
             async with PeerTimeout(within):
                 await member.verifier.probe()
@@ -262,7 +262,7 @@ class VerifierPool:
         del returning[member]
 
     def why_other_model(self, member: PoolMember) -> str:
-        """Return why a verifier can't go on with another one's answer; "": it has the model of all, or was never reached."""
+        """Return why a verifier can't continue another one's answer; "" if it has the common model, or was never reached."""
         facts, model = member.verifier.facts, self._common_model()
         if facts is None or facts.model == model:
             return ""
@@ -273,7 +273,7 @@ class VerifierPool:
         return VerifierError(problem) if problem else None
 
     def _common_model(self) -> str | None:
-        """Return the model of all: that of the first verifier in the list, as long as any verifier has it. None: none was reached."""
+        """Return the common model: the first listed verifier's, as long as any verifier has it, or None if none was reached."""
         known = [facts.model for member in self.members if (facts := member.verifier.facts) is not None]
         if known and self._model not in known:
             self._model = known[0]
@@ -281,7 +281,7 @@ class VerifierPool:
 
 
 async def _probe_all(members: Sequence[PoolMember]) -> list[StreamcoError | None]:
-    """Probe verifiers side by side; return the error of each one, in their order."""
+    """Probe verifiers concurrently; return each one's error or None, in order."""
     tasks = [asyncio.create_task(_probe(member), name=f"streamco probe {member.name}") for member in members]
     late = set(tasks)
     try:
@@ -302,7 +302,7 @@ def _late(member: PoolMember) -> EndpointTimeoutError:
 
 
 async def _probe(member: PoolMember) -> StreamcoError | None:
-    """Probe a verifier; return the error that it met."""
+    """Probe a verifier; return the error, or None."""
     try:
         await member.verifier.probe()
     except (EndpointError, VerifierError) as error:
@@ -311,7 +311,7 @@ async def _probe(member: PoolMember) -> StreamcoError | None:
 
 
 def _common(one: VerifierFacts, other: VerifierFacts) -> VerifierFacts:
-    """Return the facts that hold at both verifiers."""
+    """Return the facts that apply to both verifiers."""
     contexts = [facts.context_tokens for facts in (one, other) if facts.context_tokens is not None]
     return VerifierFacts(
         model=one.model,
@@ -323,10 +323,10 @@ def _common(one: VerifierFacts, other: VerifierFacts) -> VerifierFacts:
         holds_context=one.holds_context and other.holds_context,
         max_ahead=min(one.max_ahead, other.max_ahead),
         max_paths=min(one.max_paths, other.max_paths),
-        row_costs=one.row_costs,  # no promise: an answer is planned with those of its own verifier
+        row_costs=one.row_costs,  # not guaranteed: an answer is planned with its own verifier's costs
     )
 
 
 def _covers(facts: VerifierFacts | None, needed: VerifierFacts | None) -> bool:
-    """Return True if an answer that was planned with some facts can go on at a verifier."""
+    """Return True if an answer that was planned with certain facts can continue at a verifier."""
     return facts is not None and (needed is None or _common(needed, facts) == needed)

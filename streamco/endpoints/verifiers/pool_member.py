@@ -1,4 +1,4 @@
-"""What a pool knows about one of its verifiers: whether it can be used, and how much waits there."""
+"""What a pool knows about one of its verifiers: whether it can be used, and how long its queue is."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from streamco.endpoints.verifiers.base import Verifier
 
 __all__ = ["PoolMember"]
 
-_QUEUE_SECONDS = 5.0  # seconds for which the length of a queue is believed
-_BUSY_SECONDS = 5.0  # seconds for which a verifier that took no session is passed over
+_QUEUE_SECONDS = 5.0  # seconds for which a reported queue length is used
+_BUSY_SECONDS = 5.0  # seconds for which a verifier that refused a session is skipped
 
 
 class PoolMember:
@@ -19,8 +19,8 @@ class PoolMember:
 
     Attributes:
         verifier: as given.
-        problem: why it is left out; "": it is not.
-        answers: number of this client's answers that it serves.
+        problem: why it is left out, or "" if it isn't.
+        answers: number of this client's answers that it is serving.
     """
 
     def __init__(self, verifier: Verifier) -> None:
@@ -36,18 +36,18 @@ class PoolMember:
         return self.verifier.name
 
     def record_queue(self, utilisation: float, *, now: float) -> None:
-        """Record the length of its queue, 0 to 1, which came with a verdict."""
+        """Record the length of its queue, 0 to 1, as reported with a verdict."""
         self._queue, self._queue_at = round(utilisation * FULL_QUEUE), now
         self._busy_until = 0.0
 
     def record_busy(self, *, now: float) -> None:
-        """Record that it takes no session now."""
+        """Record that it currently accepts no session."""
         self._busy_until = now + _BUSY_SECONDS
 
     def is_free(self, *, now: float) -> bool:
-        """Return True if it is not left out and has not refused a session just now."""
+        """Return True if it isn't left out and hasn't just refused a session."""
         return not self.problem and self._busy_until <= now
 
     def load(self, *, now: float) -> int:
-        """Return the number of verifications that waited there when it last said so, and of this client's own answers there."""
+        """Return the number of verifications that it last reported as waiting, plus this client's own answers there."""
         return self.answers + (self._queue if now - self._queue_at < _QUEUE_SECONDS else 0)

@@ -1,4 +1,4 @@
-"""One answer at a pool of verifiers: at the one that was chosen, and at another one if it fails."""
+"""One answer at a pool of verifiers: it uses the chosen one, and moves to another one if that fails."""
 
 from __future__ import annotations
 
@@ -29,46 +29,46 @@ from streamco.wire.verify.errors import VerifierFailedError, VerifyProtocolError
 
 __all__ = ["AssignedVerifier", "PoolLike", "PooledSession", "VerifierMove"]
 
-_GRACE = 0.2  # seconds until a verifier that does not take a session is asked what is wrong
-_STAY = 1.0  # seconds that it may take to answer that, and then that it may refuse the session, before the answer moves
+_GRACE = 0.2  # seconds until a verifier that hasn't accepted a session is asked what is wrong
+_STAY = 1.0  # seconds that it may take to reply to that, and then that it may go on refusing the session, before the answer moves
 
 
 class PoolLike(Protocol):
-    """What an answer needs of its pool (``streamco.endpoints.verifiers.pool.VerifierPool``)."""
+    """The part of a pool that an answer needs (``streamco.endpoints.verifiers.pool.VerifierPool``)."""
 
     @property
     def facts(self) -> VerifierFacts | None:
-        """Facts that hold at every verifier that was probed; None: none was."""
+        """Facts that apply to every verifier that was probed, or None if none was."""
         ...
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Verifiers that are left out now, by name, and why."""
+        """Why verifiers are currently left out, by name."""
         ...
 
     def choose_first(self) -> PoolMember:
-        """Return the verifier of a new answer."""
+        """Return the verifier for a new answer."""
         ...
 
     def choose(self, *, without: Collection[PoolMember] = (), needed: VerifierFacts | None = None) -> PoolMember | None:
-        """Return another verifier for an answer that was planned with these facts; None: there is none that works and has room."""
+        """Return another verifier for an answer that was planned with these facts, or None if no working one has room."""
         ...
 
     def why_other_model(self, member: PoolMember) -> str:
-        """Return why a verifier can't go on with another one's answer; "": it can."""
+        """Return why a verifier can't continue another one's answer, or "" if it can."""
         ...
 
     def record_failure(self, member: PoolMember, problem: str) -> None:
-        """Leave a verifier out until it answers a probe again."""
+        """Leave out a verifier until it replies to a probe again."""
         ...
 
     async def trouble_of(self, member: PoolMember, *, within: float) -> str:
-        """Return why a verifier can't be used; "": it answers. ``within``: seconds that it may take to answer."""
+        """Return why a verifier can't be used, or "" if it responds. ``within``: time limit for the response, in seconds."""
         ...
 
 
 class VerifierMove(Struct, frozen=True):
-    """A move of an answer from one verifier to another: their names, and why."""
+    """A move of an answer from one verifier to another: their names, and the reason."""
 
     source: str
     target: str
@@ -76,17 +76,17 @@ class VerifierMove(Struct, frozen=True):
 
 
 class AssignedVerifier:
-    """The verifier of one answer, chosen from a pool: now one, later perhaps another. Implements ``Verifier``.
+    """The current verifier of one answer, chosen from a pool; it may change. Implements ``Verifier``.
 
     Args:
         pool: the pool.
 
     Attributes:
-        left_out: verifiers that were left out when the choice was made, by name, and why.
+        left_out: why verifiers were left out when the choice was made, by name.
         moves: the answer's moves so far.
-        readers: verifiers that took the answer's session, and so have read its prompt.
-        read_again: tokens that verifiers read because the answer moved to them from one that had read it.
-        on_move: called after each move with the verifier that the answer left; None: nothing is.
+        readers: verifiers that accepted the answer's session, and so have read its prompt.
+        read_again: tokens that verifiers read because the answer moved to them from one that had already read them.
+        on_move: called after each move with the verifier that the answer left, if given.
     """
 
     def __init__(self, pool: PoolLike) -> None:
@@ -97,50 +97,50 @@ class AssignedVerifier:
         self._pool = pool
         self._needed = pool.facts
         self._member = pool.choose_first()
-        self.left_out = pool.left_out  # after the choice, which may find another model
+        self.left_out = pool.left_out  # read after the choice, which may detect another model
         self._refused_by: set[PoolMember] = set()
 
     @property
     def member(self) -> PoolMember:
-        """The pool's record of the present verifier."""
+        """The pool's record of the current verifier."""
         return self._member
 
     @property
     def served(self) -> tuple[str, ...]:
-        """Names of the verifiers that the answer was at, in order."""
+        """Names of the verifiers that the answer has used, in order."""
         return (*(move.source for move in self.moves), self.name)
 
     @property
     def name(self) -> str:
-        """Name of the present verifier."""
+        """Name of the current verifier."""
         return self._member.name
 
     @property
     def facts(self) -> VerifierFacts | None:
-        """Facts that hold at every verifier of the pool."""
+        """Facts that apply to every verifier of the pool."""
         return self._needed
 
     @property
     def rtt(self) -> float | None:
-        """Round-trip time of the present verifier in seconds. None: not measured."""
+        """Round-trip time of the current verifier in seconds, or None if not measured."""
         return self._member.verifier.rtt
 
     @property
     def timeouts(self) -> Timeouts:
-        """Limits of the present verifier, in seconds."""
+        """Limits of the current verifier, in seconds."""
         return self._member.verifier.timeouts
 
     @property
     def remote(self) -> Endpoint | None:
-        """Remote endpoint of the present verifier."""
+        """Remote endpoint of the current verifier."""
         return self._member.verifier.remote
 
     async def start(self, draft: TokenVocabulary) -> None:
-        """Prepare the present verifier; the pool has started it already."""
+        """Prepare the current verifier; the pool has already started it."""
         await self._member.verifier.start(draft)
 
     async def probe(self) -> VerifierFacts:
-        """Probe the present verifier; see ``Verifier.probe``."""
+        """Probe the current verifier; see ``Verifier.probe``."""
         return await self._member.verifier.probe()
 
     def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> PooledSession:
@@ -148,14 +148,14 @@ class AssignedVerifier:
         return PooledSession(self._pool, self, prompt_ids, emit, rule=rule, top_k=top_k, reserve=reserve)
 
     async def aclose(self) -> None:
-        """Close nothing, because the verifiers are the pool's."""
+        """Close nothing, because the verifiers belong to the pool."""
 
     def refuse(self) -> None:
-        """Record that the present verifier doesn't take this answer, though it may take others: the answer doesn't come back to it."""
+        """Record that the current verifier refuses this answer, though perhaps not others, so that the answer doesn't return to it."""
         self._refused_by.add(self._member)
 
     def move(self, why: str) -> bool:
-        """Choose another verifier; return False if there is none that works and has room."""
+        """Choose another verifier; return False if no working one has room."""
         other = self._pool.choose(without={self._member, *self._refused_by}, needed=self._needed)
         if other is None:
             return False
@@ -185,19 +185,19 @@ class PooledSession:
         self._make = partial(self._open, tuple(prompt_ids), rule, top_k, reserve)
         self._session = self._make()
         self._former: list[VerifierSession] = []
-        self._offered: tuple[int, ...] | None = None  # of a ConnectVerifier without an answer
+        self._offered: tuple[int, ...] | None = None  # of a ConnectVerifier without a reply so far
         self._watching: asyncio.Task[None] | None = None
         self._is_over = False
         assigned.member.answers += 1
 
     @property
     def bytes_up(self) -> int:
-        """Bytes sent, to all verifiers."""
+        """Bytes sent to all verifiers."""
         return sum(session.bytes_up for session in self._sessions)
 
     @property
     def bytes_down(self) -> int:
-        """Bytes received, from all verifiers."""
+        """Bytes received from all verifiers."""
         return sum(session.bytes_down for session in self._sessions)
 
     @property
@@ -233,14 +233,14 @@ class PooledSession:
         return verifier.open(prompt_ids, self._take, rule=rule, top_k=top_k, reserve=reserve)
 
     def _take(self, event: VerifierEvent) -> None:
-        """Handle an event of the present session; former ones emit none."""
+        """Handle an event of the current session; former sessions emit none."""
         match event:
             case VerdictReceived():
                 self.assigned.member.record_queue(event.queue_depth, now=monotonic())
             case VerifierConnected() if problem := self._pool.why_other_model(self.assigned.member):
                 self._session.run(CloseVerifier())
                 if self._leave(error := VerifierError(problem)):
-                    return  # the other verifier answers
+                    return  # the other verifier will reply
                 event = VerifierFailed(error)
             case VerifierConnected():
                 self._record_connected(event)
@@ -252,10 +252,10 @@ class PooledSession:
                 was_asked = self._offered is not None
                 if self._leave(error):
                     if was_asked:
-                        return  # the other verifier answers
+                        return  # the other verifier will reply
                     event = VerifierLost()
         if isinstance(event, VerifierFailed):
-            self._end()  # nothing follows it, though another verifier may come back
+            self._end()  # nothing follows it, even if another verifier recovers
         self._emit(event)
 
     def _record_connected(self, event: VerifierConnected) -> None:
@@ -267,11 +267,11 @@ class PooledSession:
 
     def _record_refused(self) -> None:
         self.assigned.member.record_busy(now=monotonic())
-        if not self._session.rounds:  # the session may be used before the server has answered, and wasn't taken
+        if not self._session.rounds:  # the session may be used before the server has replied, and wasn't accepted
             self.assigned.readers.discard(self.assigned.member)
 
     def _leave(self, error: StreamcoError) -> bool:
-        """Move away from a verifier that failed, and leave it out if it failed for all answers; return False if there is no other."""
+        """Move away from a verifier that failed, and leave it out if that affects all answers; return False if there is no other."""
         if _is_about_answer(error):
             self.assigned.refuse()
         else:
@@ -279,7 +279,7 @@ class PooledSession:
         return self._move(str(error))
 
     def _move(self, why: str) -> bool:
-        """Go on at another verifier; return False if there is none."""
+        """Continue at another verifier; return False if there is none."""
         member = self.assigned.member
         if self._is_over or not self.assigned.move(why):
             return False
@@ -293,14 +293,14 @@ class PooledSession:
             self._session.run(ConnectVerifier(self._offered))
         return True
 
-    # A verifier that does not take the session
+    # A verifier that doesn't accept the session
 
     def _watch(self) -> None:
         self._cancel_watching()
         self._watching = asyncio.create_task(self._move_if_stuck(), name=f"streamco watch {self.assigned.name}")
 
     async def _move_if_stuck(self) -> None:
-        """Move when the present verifier does not answer, or goes on refusing the session, as soon as there is another one."""
+        """If the current verifier doesn't reply or keeps refusing the session, move as soon as there is another one."""
         await asyncio.sleep(_GRACE)
         while True:
             member = self.assigned.member
@@ -311,7 +311,7 @@ class PooledSession:
                 await asyncio.sleep(_STAY)
                 member.record_busy(now=monotonic())
             if self._move(problem or f"{member.name} took no session"):
-                return  # the other one is watched by a task of its own
+                return  # the other one is watched by its own task
             await asyncio.sleep(_STAY)
 
     def _cancel_watching(self) -> None:
@@ -326,5 +326,5 @@ class PooledSession:
 
 
 def _is_about_answer(error: StreamcoError) -> bool:
-    """Return True if a verifier refuses this answer's frames, so that other answers may well be verified there."""
+    """Return True if a verifier refuses only this answer's frames, so that other answers may still work there."""
     return isinstance(error, VerifyProtocolError) and not error.is_fatal and error.code != VerifierFailedError.code

@@ -1,11 +1,11 @@
-"""One answer's session at a verifier that speaks streamco's protocol: opened, lost, resumed by its key, opened again.
+"""One answer's session at a verifier with streamco's protocol: it is opened, lost, resumed with its key, or reopened.
 
 ::
 
     idle ──connect──▶ connecting ──opened, resumed──▶ open ──connection lost, evicted──▶ idle
                           ▲ └──── tried again, after a while ────┘
 
-A session that is opened for the first time is used before the server has answered. So the context, and the first draft after it, take one
+A session that is opened for the first time is used before the server has replied. So the context and the first draft after it take only one
 round trip together.
 """
 
@@ -47,27 +47,27 @@ from streamco.wire.verify.topk import MAX_WEIGHT, TopK
 
 __all__ = ["ConnectionSource", "RemoteVerifierSession"]
 
-_MAX_FRAME_IDS = 4096  # ids of a context in one frame, so that other sessions' rounds fit in between
+_MAX_FRAME_IDS = 4096  # maximum ids of a context in one frame, so that other sessions' rounds fit in between
 _RETRYABLE = frozenset({"overloaded", "too_many_sessions", "evicted", "failed", "unknown_session", "not_resumable"})
-_MAX_FAILURES = 3  # of the target model in a row, without a verdict between them
-_MAX_RETRY_AFTER = 60.0  # seconds; a server that asks for a longer wait is tried after this one
+_MAX_FAILURES = 3  # consecutive failures of the target model, without a verdict in between
+_MAX_RETRY_AFTER = 60.0  # seconds; a server that asks for a longer wait is retried after this long
 
 
 class ConnectionSource(Protocol):
     """The owner of the connection that sessions share."""
 
     async def find(self) -> VerifierConnection[VerifyClient]:
-        """Return the connection; make a new one if there is none.
+        """Return the connection; create one if there is none.
 
         Raises:
-            EndpointError: there is no connection.
+            EndpointError: connecting failed.
             VerifyProtocolError: the server refuses this client.
         """
         ...
 
 
 class _SessionRequest(Struct, frozen=True):
-    """Settings that a session is opened with; see ``Verifier.open``."""
+    """The settings for opening a session; see ``Verifier.open``."""
 
     prompt: tuple[int, ...]
     rule: Rule
@@ -76,17 +76,17 @@ class _SessionRequest(Struct, frozen=True):
 
 
 class _Refusals:
-    """The server's refusals of one session, and what they mean for its next try."""
+    """The server's refusals of one session, and what they mean for its next attempt."""
 
     __slots__ = ("failures", "is_refused", "not_before")
 
     def __init__(self) -> None:
-        self.failures = 0  # of the target model in a row, without a verdict between them
-        self.not_before = 0.0  # the loop's time, in seconds, before which no try can succeed
-        self.is_refused = False  # the last try was refused: the next one waits for its reply
+        self.failures = 0  # consecutive failures of the target model, without a verdict in between
+        self.not_before = 0.0  # no attempt can succeed before this time, in seconds on the loop's clock
+        self.is_refused = False  # the last attempt was refused, so the next one waits for its reply
 
     def record(self, error: VerifyProtocolError, now: float) -> float | None:
-        """Record a refusal of the session; return the seconds to wait before the next try. None: the server gave none."""
+        """Record a refusal of the session; return the seconds to wait before the next attempt, or None if the server didn't say."""
         self.is_refused = error.code != "not_resumable"
         if error.retry_after is None:
             return None
@@ -95,20 +95,20 @@ class _Refusals:
         return seconds
 
     def may_retry(self, error: VerifyProtocolError) -> bool:
-        """Return True if another try may succeed; counts failures of the target model."""
+        """Return True if another attempt may succeed; counts failures of the target model."""
         self.failures += error.code == "failed"
         return error.code in _RETRYABLE and self.failures < _MAX_FAILURES
 
 
 class RemoteVerifierSession:
-    """A session at a verifier that speaks streamco's protocol. Implements ``VerifierSession``; made by ``VerifierEndpoint.open``.
+    """A session at a verifier with streamco's protocol. Implements ``VerifierSession``; created by ``VerifierEndpoint.open``.
 
     Args:
-        source: gives the connection.
+        source: provides the connection.
         name: the verifier's name, for errors.
         prompt_ids, emit, rule, top_k, reserve: see ``Verifier.open``.
         timeouts: ``first_token`` limits the waits in which a context is read, ``next_token`` the others; in seconds.
-        backoff: the arguments of ``Backoff`` for the waits between tries to connect; each ``ConnectVerifier`` begins with a new one.
+        backoff: the arguments of ``Backoff`` for the waits between attempts to connect; each ``ConnectVerifier`` starts a new one.
     """
 
     def __init__(
@@ -135,9 +135,9 @@ class RemoteVerifierSession:
         self._timeouts = timeouts
         self._backoff = backoff
         self._loop = asyncio.get_running_loop()
-        self._connection: VerifierConnection[VerifyClient] | None = None  # while the session lives on it
+        self._connection: VerifierConnection[VerifyClient] | None = None  # set while the session is on it
         self._session = -1
-        self._is_open = False  # drafts may be sent
+        self._is_open = False  # True if drafts may be sent
         self._key: bytes | None = None
         self._open_rounds = OpenRounds(self._loop, timeouts, self._expire_round)
         self._refusals = _Refusals()
@@ -214,7 +214,7 @@ class RemoteVerifierSession:
         self._emit(event)
 
     def _begin_ahead(self) -> None:
-        """Begin the round of the draft that was sent ahead for just this verdict, if there is one."""
+        """Begin the round of the draft that was sent in advance for exactly this verdict, if there is one."""
         connection, ahead = self._connection, self._open_rounds.ahead
         self._open_rounds.ahead = {}
         begun = None if connection is None else connection.client.pending_round(self._session)
@@ -271,7 +271,7 @@ class RemoteVerifierSession:
             await asyncio.sleep(backoff.next_wait(retry_after))
 
     def _may_retry(self, error: StreamcoError) -> bool:
-        """Return True if another try may help: to connect, about this session, or after the server's shutdown."""
+        """Return True if another attempt may help: to connect, to use this session, or after the server's shutdown."""
         match error:
             case VerifyProtocolError():
                 return error.code == "shutting_down" or (not error.is_fatal and self._refusals.may_retry(error))
@@ -280,7 +280,7 @@ class RemoteVerifierSession:
         return False
 
     async def _close_former(self) -> None:
-        """Close the present session, if there is one. The speculator asks for another one only if this one is broken."""
+        """Close the current session, if there is one. The speculator asks for a new one only if this one is broken."""
         connection = self._connection
         if connection is None:
             return
@@ -294,10 +294,10 @@ class RemoteVerifierSession:
         self._detach()
 
     async def _open_or_resume(self, connection: VerifierConnection[VerifyClient], context: tuple[int, ...]) -> bool:
-        """Resume or open the session on this connection; return False if it was over at once, perhaps just after the reply.
+        """Resume or open the session on this connection; return False if it ended at once, perhaps just after the reply.
 
         Raises:
-            EndpointError, VerifyProtocolError: the session could not be opened.
+            EndpointError, VerifyProtocolError: the session couldn't be opened.
         """
         if connection.is_over:
             return False
@@ -339,7 +339,7 @@ class RemoteVerifierSession:
         self.bytes_up += connection.flush()
 
     async def _wait_for_reply(self) -> None:
-        """Wait for the reply to an open or a resume.
+        """Wait for the reply to opening or resuming.
 
         Raises:
             EndpointError, VerifyProtocolError: the reply was a refusal, or there was none.
@@ -350,7 +350,7 @@ class RemoteVerifierSession:
             async with PeerTimeout(limit):
                 answer = await self._reply
         except TimeoutError:
-            self._key = None  # the server may fail because of this key
+            self._key = None  # this key may be what makes the server fail
             self._close_remote()
             text = f"expected the session to be opened within {limit:g} s, got nothing"
             raise EndpointTimeoutError(text, phase="first_token", limit=limit or 0.0, endpoint=self._name) from None
@@ -373,14 +373,14 @@ class RemoteVerifierSession:
         if connection is None or not self._is_open:
             return  # it was lost, and VerifierLost was emitted
         if command.parents and len(leaves(command.parents)) > connection.client.limits.paths:
-            command = _as_chain(command)  # another server than the one that was probed
+            command = _as_chain(command)  # it isn't the server that was probed
         request, rounds = self._request, self._open_rounds
         rows = _sampled_rows(command) if request.rule.kind is RuleKind.SAMPLE else ()
         condition, base = command.if_verdict, len(request.prompt) + command.base
         try:
             if condition is not None and condition.round == rounds.number:
                 if condition.accepted > connection.client.pending_length(self._session):
-                    return  # that round's siblings were left out, so its verdict can't end with one
+                    return  # that round's siblings were left out, so its verdict can't end in one
                 accepted, token, parents = condition.accepted, condition.token, command.parents
                 number = connection.client.follow(self._session, accepted, token, command.ids, rows=rows, parents=parents)
                 rounds.ahead[number] = command.round
@@ -389,13 +389,13 @@ class RemoteVerifierSession:
                 ids, given = (*command.given, *command.ids), len(command.given)
                 connection.client.draft(self._session, base, ids, given=given, rows=rows, parents=command.parents)
                 rounds.begin(command.round)
-        except VerifyProtocolError as error:  # beyond the server's limits
+        except VerifyProtocolError as error:  # it exceeds the server's limits
             self._loop.call_soon(self._fail, error)
             return
         self.bytes_up += connection.flush()
 
     def _expire_round(self) -> None:
-        """Report a session without a verdict as lost: it is broken, or the connection is dead. The next connect finds out which."""
+        """Report a session without a verdict as lost: it is broken, or the connection is dead. The next connect will find out which."""
         self._is_open = False
         self._emit(VerifierLost())
 
@@ -410,7 +410,7 @@ class RemoteVerifierSession:
         self._detach()
 
     def _close_remote(self) -> None:
-        """Close the session at the server, which may free its context."""
+        """Close the session at the server, so that it can free the context."""
         connection = self._connection
         if connection is not None and not connection.is_over:
             connection.client.close(self._session)
@@ -433,13 +433,13 @@ class RemoteVerifierSession:
 
 
 def _as_chain(command: SendDraft) -> SendDraft:
-    """Return a draft without the siblings after its chain; its verdict numbers the chain's tokens alike."""
+    """Return a draft without the siblings after its chain; its verdict numbers the chain's tokens in the same way."""
     length = next((number for number, parent in enumerate(command.parents) if parent != number), len(command.parents))
     return replace(command, ids=command.ids[:length], rows=command.rows[:length], parents=())
 
 
 def _sampled_rows(command: SendDraft) -> tuple[TopK, ...]:
-    """Return what each token was drawn from; of a sibling, which was not drawn, itself alone."""
+    """Return the row that each token was drawn from; for a sibling, which wasn't drawn, a row with only itself."""
     if not command.parents:
         return tuple(row for row in command.rows if isinstance(row, TopK))
     pairs = zip(command.ids, command.rows, strict=True)

@@ -1,6 +1,6 @@
-"""A server that speaks streamco's verifier protocol (docs/verifier-protocol.md), such as ``streamco serve``, as a verifier.
+"""Uses a server with streamco's verifier protocol (docs/verifier-protocol.md), such as ``streamco serve``, as a verifier.
 
-One connection carries all answers of a client. It is made when the first session wants it, and kept between answers. If it is lost, a new
+One connection serves all answers of a client. It is made when the first session needs it, and kept between answers. If it is lost, a new
 one is made, and sessions are resumed on it.
 """
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["PONG_SECONDS", "VerifierEndpoint", "verifier_url"]
 
 _SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
-PONG_SECONDS = 5.0  # the answer to a ping waits for no computation
+PONG_SECONDS = 5.0  # the reply to a ping needs no computation
 _TIMEOUTS = Timeouts(socket=PONG_SECONDS)
 _PING_INTERVAL = 5.0  # seconds
 _MAX_TOKEN = 4096  # characters of a bearer token
@@ -52,16 +52,16 @@ _BACKOFF = (0.1, 5.0)  # seconds: `first` and `max_wait` of `Backoff`
 
 
 class _Connections(LoopState):
-    """What a verifier has on one event loop."""
+    """A verifier's state on one event loop."""
 
     def __init__(self) -> None:
         self.connection: VerifierConnection[VerifyClient] | None = None
         self.connecting: asyncio.Task[VerifierConnection[VerifyClient]] | None = None
         self.sessions: WeakSet[RemoteVerifierSession] = WeakSet()
         self.remote: OpenAIEndpoint | None = None
-        self.reader: OpenAIEndpoint | None = None  # of vocabulary and prompts, for lookups
-        self.former: list[OpenAIEndpoint] = []  # remote endpoints of models that the server had before
-        self.http: aiohttp.ClientSession | None = None  # of the remote endpoint, if certificates are given
+        self.reader: OpenAIEndpoint | None = None  # for vocabulary and prompts, if drafts are looked up
+        self.former: list[OpenAIEndpoint] = []  # remote endpoints of the server's earlier models
+        self.http: aiohttp.ClientSession | None = None  # for the remote endpoint, if certificates are given
 
     async def aclose(self) -> None:
         """See ``LoopState``."""
@@ -79,7 +79,7 @@ class _Connections(LoopState):
             await self.http.close()
 
     async def forget_model(self) -> None:
-        """Close the connection, and make room for the endpoint of another model. Streams that are open go on."""
+        """Close the connection, and make room for another model's endpoint. Open streams continue."""
         connection, self.connection = self.connection, None
         if self.remote is not None:
             self.former.append(self.remote)
@@ -89,31 +89,31 @@ class _Connections(LoopState):
 
     @property
     def is_idle(self) -> bool:
-        """True if no session is open, and none is about to be."""
+        """True if no session is open or about to be."""
         return self.connecting is None and all(session.is_over for session in self.sessions)
 
     def end_connecting(self, task: asyncio.Task[VerifierConnection[VerifyClient]]) -> None:
-        """Take note that a connection was made, or couldn't be."""
+        """Record that connecting has succeeded or failed."""
         self.connecting = None
         if not task.cancelled():
-            task.exception()  # mark it as retrieved: each waiting caller gets it, and there may be none left
+            task.exception()  # mark it as retrieved, because there may be no waiting caller left to receive it
 
 
 class VerifierEndpoint:
     """A verifier over a WebSocket. Implements ``Verifier``.
 
     Args:
-        url: ``wss://host:port``, or ``ws://`` on the loopback, a text or an object; ``https`` and ``http`` mean the same. A missing path is
-            added.
-        token: bearer token, or a function, sync or async, that is called for the token of each connection. None: none.
-        name: name in reports and errors. None: host and port.
+        url: ``wss://host:port``, or ``ws://`` for loopback, a string or a URL object; ``https`` and ``http`` mean the same. A missing path
+            is added.
+        token: bearer token, or a sync or async function that returns the token for each connection, or None.
+        name: name in reports and errors; by default host and port.
         timeouts: ``connect`` until the welcome, ``first_token`` if a context is read first, ``next_token`` for a verdict, ``socket``
-            for the answer to a ping, ``cancel`` for closing; in seconds.
-        tls: certificates to trust. None: the system's.
-        is_plain: allow ``ws://`` to other machines: prompts and token can be read on the way.
-        limits: largest sizes that are accepted from the server. None: the protocol's.
-        prices: US dollars per token; verified tokens count as completion tokens. None: not known.
-        rng: draws the waits between tries to connect. None: one with a random seed.
+            for the reply to a ping, ``cancel`` for closing; in seconds.
+        tls: certificates to trust, by default the system's.
+        is_plain: True to allow ``ws://`` to other machines; prompts and token can then be read on the way.
+        limits: largest sizes that are accepted from the server, by default the protocol's.
+        prices: US dollars per token, or None if not known; verified tokens count as completion tokens.
+        rng: random generator for the waits between attempts to connect; by default one with a random seed.
 
     Raises:
         ConfigError: the URL or the token is malformed, or ``ws://`` needs ``is_plain``.
@@ -141,7 +141,7 @@ class VerifierEndpoint:
         self._token = ServerKey(token, setting="token")
         self._timeouts = timeouts
         self._tls = tls
-        self._system_tls: ssl.SSLContext | None = None  # the system's certificates, if the caller has given none
+        self._system_tls: ssl.SSLContext | None = None  # the system's certificates, if the caller gave none
         self._limits = limits or VerifyLimits(paths=VerifyLimits().draft_tokens)
         self._rng = rng or random.Random()
         self._draft: ModelInfo | None = None
@@ -163,12 +163,12 @@ class VerifierEndpoint:
 
     @property
     def facts(self) -> VerifierFacts | None:
-        """Facts from the last welcome. None: there was none."""
+        """Facts from the last welcome, or None if there was none."""
         return self._facts
 
     @property
     def rtt(self) -> float | None:
-        """Seconds between a ping and its answer, smoothed. None: not measured."""
+        """Smoothed seconds between a ping and its reply, or None if not measured."""
         connections = self._connections.latest
         if connections is not None and connections.connection is not None and connections.connection.rtt is not None:
             self._rtt = connections.connection.rtt
@@ -181,19 +181,19 @@ class VerifierEndpoint:
 
     @property
     def remote(self) -> Endpoint | None:
-        """The completions API of the same server. None: ``start`` was not called."""
+        """The completions API of the same server, or None before ``start``."""
         connections = self._connections.latest
         return None if connections is None else connections.remote
 
     async def start(self, draft: TokenVocabulary) -> None:
         """Prepare for drafts of this model; see ``Verifier.start``.
 
-        The server's own vocabulary may be another one than before, if no session is open: the server was started again with another model.
+        The server's own vocabulary may have changed if no session is open, because the server was restarted with another model.
 
         Raises:
             StreamClosed: the verifier was closed.
             UsageError: the verifier was started for a model with another vocabulary.
-            ConfigError: it is used in another event loop that runs.
+            ConfigError: it is in use on another running event loop.
         """
         if self._is_closed:
             raise StreamClosed(f"{self._name}: expected an open verifier, got one that was closed")
@@ -213,10 +213,10 @@ class VerifierEndpoint:
             self._draft, connections.remote = draft.info, remote
 
     async def read_vocabulary(self) -> ServedVocabulary:
-        """Return the server's own vocabulary, for drafts without a model on this machine. May come before ``start``.
+        """Return the server's own vocabulary, for drafts without a model on this machine. May be called before ``start``.
 
         Raises:
-            EndpointError: the server doesn't tell it.
+            EndpointError: the server doesn't send it.
         """
         return await ServedVocabulary.read(await self._find_reader())
 
@@ -224,15 +224,15 @@ class VerifierEndpoint:
         """Return the token ids of a request's prompt; see ``TellsVocabulary``.
 
         Raises:
-            EndpointError: the server doesn't answer in time, or refuses the prompt.
-            UsageError: the verifier was not started.
+            EndpointError: the server doesn't respond in time, or rejects the prompt.
+            UsageError: the verifier wasn't started.
         """
         if self._draft is None or self._is_closed:
             raise UsageError(f"{self._name}: expected a started verifier, got one that was not started or is closed")
         return await read_prompt(await self._find_reader(), request, vocabulary_size=self._draft.vocabulary_size, within=within)
 
     async def _find_reader(self) -> OpenAIEndpoint:
-        """Return the endpoint that vocabulary and prompts are asked from."""
+        """Return the endpoint that is asked for the vocabulary and prompts."""
         connections = self._connections.get()
         if (reader := connections.reader) is not None:
             return reader
@@ -244,7 +244,7 @@ class VerifierEndpoint:
         return started
 
     async def _start_endpoint(self, connections: _Connections, part: str, **options: Any) -> OpenAIEndpoint:
-        """Return an endpoint for the same server's HTTP API, started."""
+        """Start and return an endpoint for the same server's HTTP API."""
         if self._tls is not None and connections.http is None:
             connections.http = await _open_session(self._tls)
         endpoint = OpenAIEndpoint(
@@ -262,10 +262,10 @@ class VerifierEndpoint:
         return endpoint
 
     async def probe(self) -> VerifierFacts:
-        """Connect; see ``Verifier.probe``. The completions API is probed too, if the server has one."""
+        """Connect; see ``Verifier.probe``. The completions API is also probed, if the server has one."""
         connection = await self.find()
         if (remote := self._connections.get().remote) is not None:
-            with suppress(EndpointError):  # a remote stream meets the same error and reports it
+            with suppress(EndpointError):  # a remote stream gets the same error and reports it
                 await remote.probe()
         return _read_facts(connection.client)
 
@@ -292,10 +292,10 @@ class VerifierEndpoint:
         return session
 
     async def find(self) -> VerifierConnection[VerifyClient]:
-        """Return the connection. If there is none, callers at the same time wait for the same new one.
+        """Return the connection. If there is none, concurrent callers wait for the same new one.
 
         Raises:
-            EndpointError: there is no connection.
+            EndpointError: connecting failed.
             VerifierError: the server refuses this client.
         """
         connections = self._connections.get()
@@ -361,7 +361,7 @@ def _split(url: Url, *, is_plain: bool) -> SplitResult:
 
 
 def _read_facts(client: VerifyClient) -> VerifierFacts:
-    """Return what the server's welcome says, within the limits of both sides."""
+    """Return the facts in the server's welcome, within the limits of both sides."""
     welcome, limits = client.welcome, client.limits
     assert welcome is not None, "a connection begins after its welcome"
     return VerifierFacts(

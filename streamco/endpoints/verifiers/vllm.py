@@ -1,11 +1,11 @@
-"""vLLM as a verifier: ``/v1/completions`` with ``prompt_logprobs``.
+"""Uses vLLM as a verifier: ``/v1/completions`` with ``prompt_logprobs``.
 
-It reads the whole prompt again in every round, because it doesn't use its prefix cache if the prompt's log-probabilities are wanted
-(vllm#17251, #28194). So a round costs a prefill of context and draft. The server's ``--max-logprobs`` limits the ids of a row: 20 by
-default.
+It reads the whole prompt again in every round, because it doesn't use its prefix cache if the prompt's log-probabilities are requested
+(vllm#17251, #28194). So a round costs a prefill of context and draft. The server's ``--max-logprobs`` (by default 20) limits the ids in a
+row.
 
-The time of an answer shows whether a prompt's beginning is in that cache, to any client that guesses the prompt. So a verifier's requests
-carry a salt of its own, and other clients never meet what they left.
+The response time tells any client that guesses a prompt whether its beginning is in that cache. So a verifier's requests carry their own
+salt, and other clients never hit what these requests left in the cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["VLLMVerifier"]
 
 
 class _SaltedEndpoint(OpenAIEndpoint):
-    """The server's completions API with the verifier's salt, so that it finds what the verifier's rounds left in the cache."""
+    """The server's completions API with the verifier's salt, so that it can use what the verifier's rounds left in the cache."""
 
     def __init__(self, salt: Callable[[], str | None], model: str, **options: Any) -> None:
         super().__init__(model, **options)
@@ -50,7 +50,7 @@ class VLLMVerifier(LogprobVerifier):
         return _SaltedEndpoint(lambda: self._salt, model, **options)
 
     async def _probe_top_k(self, sample: Sequence[int]) -> int:
-        """Return what ``LogprobVerifier`` does; without the salt if the server doesn't know that field."""
+        """Do the same as ``LogprobVerifier``, but without the salt if the server doesn't know that field."""
         salt = self._salt
         try:
             return await super()._probe_top_k(sample)

@@ -1,12 +1,12 @@
-"""The AMX probe: it tries in another process whether llama.cpp's repacked weights (AMX kernels) crash on this CPU.
+"""The AMX probe, which tries in another process whether llama.cpp's repacked weights (AMX kernels) crash on this CPU.
 
 On a CPU that advertises AMX inside a virtual machine that does not grant it, the first decode of more than one token dies with SIGSEGV
 (``ldtilecfg`` in ``ggml_backend_amx_mul_mat``). Loading with ``use_extra_bufts=False`` avoids that, but is slower if AMX works. No flag
-distinguishes the two cases, so it is tried once: a child process loads the model and decodes a few tokens. The answer is kept in the
+distinguishes the two cases, so it is tried once: a child process loads the model and decodes a few tokens. The result is kept in the
 user's cache for this machine, this build of llama.cpp and this model file, because its quantisation decides whether the kernels are used.
 
 Where AMX is not granted, weights can still be repacked for the other kernels, which work in tiles of four rows ("tiles"): the weights that
-these kernels know are named one by one (``tiled_weights``), so none goes to AMX. That is tried in a child process, too.
+these kernels support are named one by one (``tiled_weights``), so none goes to AMX. That is tried in a child process, too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 Repacking = bool | Literal["tiles"]
-"""Which kernels may have weights in another order: all, none, or all but those of AMX."""
+"""Which kernels may have weights in another order: all, none, or all except AMX's."""
 
 TILES = "CPU_REPACK"  # the buffer type of weights for tiles of rows
 _Q4_0 = 2
@@ -42,7 +42,7 @@ CHILD = "streamco.engines.llamacpp.trial_child"
 
 
 def advertises_amx(cpuinfo: Path = CPUINFO) -> bool:
-    """Return True if the CPU has any of AMX's flags; False if they can't be read (no x86 Linux)."""
+    """Return True if the CPU has any of AMX's flags; False if they can't be read (anything but x86 Linux)."""
     try:
         with cpuinfo.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -60,7 +60,7 @@ def allows_repacking(path: Path, library: Any, *, cpuinfo: Path = CPUINFO, run: 
         path: the model's file.
         library: llama.cpp.
         cpuinfo: the file in which the kernel describes the CPU.
-        run: runs a command and returns its exit status (negative: killed by that signal; None: it didn't end in time).
+        run: runs a command and returns its exit status (negative if killed by that signal; None if it didn't end in time).
     """
     if not advertises_amx(cpuinfo):
         return True
@@ -68,7 +68,7 @@ def allows_repacking(path: Path, library: Any, *, cpuinfo: Path = CPUINFO, run: 
 
 
 def allows_tiles(path: Path, library: Any, *, cpuinfo: Path = CPUINFO, run: Run | None = None) -> bool:
-    """Return True if this model may be loaded with those weights repacked that ``tiled_weights`` names, and it has any.
+    """Return True if this model has weights that ``tiled_weights`` names, and may be loaded with them repacked.
 
     Args:
         path, library, cpuinfo, run: see ``allows_repacking``.
@@ -79,14 +79,14 @@ def allows_tiles(path: Path, library: Any, *, cpuinfo: Path = CPUINFO, run: Run 
 
 
 def choose_repacking(path: Path, library: Any) -> Repacking:
-    """Return how this model is loaded: with as many weights repacked as don't crash on this CPU."""
+    """Return how to load this model: with as many weights repacked as possible without crashing on this CPU."""
     if allows_repacking(path, library):
         return True
     return "tiles" if allows_tiles(path, library) else False
 
 
 def check_decoding(path: Path, library: Any, repack: Repacking) -> None:
-    """Check that a library that wasn't compiled on this machine decodes this model; one that doesn't may end the process.
+    """Check that a library that wasn't compiled on this machine decodes this model. One that doesn't may crash the process.
 
     Raises:
         EngineError: a child process died of it.
@@ -102,7 +102,7 @@ def check_decoding(path: Path, library: Any, repack: Repacking) -> None:
 
 
 def tiled_weights(path: Path, library: Any) -> list[str]:
-    """Return the names of a model's weights that kernels for tiles of rows know, other than those of AMX."""
+    """Return the names of a model's weights that kernels for tiles of rows, other than AMX's, support."""
     types = tensor_types(path, library)
     return [name for name, kind in types.items() if kind in _TILED and name.startswith("blk.") and name.endswith(".weight")]
 

@@ -1,9 +1,9 @@
-"""The attention of a row to each token of its sequence, read from llama.cpp's graph while it is computed.
+"""Reads the attention of a row to each token of its sequence from llama.cpp's graph while it is computed.
 
 Without flash attention the graph has a node ``kq_soft_max-<layer>``. For each head and each row of the batch it has one weight for each
 cell of the KV cache in use (padded to 256). llama.cpp doesn't say which cell holds a token. So the cell is read where the graph writes the
-token's key, and kept here for each sequence as it grows, is cut and is branched. In a unified cache a sequence may use any cells. Else each
-sequence has cells of its own, and llama.cpp cuts a batch into parts that have the same number of rows for each sequence.
+token's key, and kept here for each sequence as it grows, is cut and is branched. In a unified cache a sequence may use any cells. Otherwise
+each sequence has its own cells, and llama.cpp cuts a batch into parts that have the same number of rows for each sequence.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class AttentionContext(Protocol):
 
 
 def has_readable_attention(context: AttentionContext) -> bool:
-    """Return True if each row's attention is on its own sequence alone; tried by decoding a few tokens of two sequences."""
+    """Return True if each row attends only to its own sequence, as tested by decoding a few tokens of two sequences."""
     sums = [2.0]
     with suppress(EngineError):
         for position in range(3):
@@ -73,19 +73,19 @@ class AttentionTap:
         names = [f"kq_soft_max-{layer}".encode() for layer in self._layers]
         written = f"cache_k_l{self._layers[0]} ".encode()
         self._tap = NodeTap(library_address(library, "ggml_get_name"), library_address(library, "ggml_backend_tensor_get"), written, names)
-        self._own_cells: int | None = None  # for each sequence; None: the cache is unified
+        self._own_cells: int | None = None  # for each sequence; None if the cache is unified
         self._cells: dict[int, list[int]] = {}  # sequence -> its cells, in the order of positions
         self._weights: list[dict[int, NDArray[np.float32]]] = []  # for each part of the batch: layer -> (rows, heads, cells)
         self._row_places: dict[int, tuple[int, int, int, int]] = {}  # row -> part, row there, sequence, tokens
 
     def attach(self, library: Any, parameters: Any) -> None:
-        """Put the tap into the parameters of a context that is about to be made; it must outlive the context."""
+        """Put the tap into the parameters of a context that is about to be created; it must outlive the context."""
         parameters.cb_eval = ctypes.cast(self._tap.callback, type(parameters.cb_eval))
         parameters.cb_eval_user_data = self._tap.state
         parameters.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
 
     def set_own_cells(self, own_cells: int) -> None:
-        """Set the number of cells that each sequence has of its own, because the cache is not unified."""
+        """Set the number of cells that each sequence has for itself, because the cache is not unified."""
         self._own_cells = own_cells
 
     def begin(self, *, reads: bool) -> None:
@@ -99,7 +99,7 @@ class AttentionTap:
         self._tap.arm(reads)
 
     def finish(self, sequences: Sequence[int], positions: Sequence[int]) -> None:
-        """Take over the nodes of a batch that was decoded.
+        """Store the nodes of a batch that was decoded.
 
         Args:
             sequences: sequence of each row.
@@ -107,7 +107,7 @@ class AttentionTap:
 
         Raises:
             EngineError: llama.cpp's graph is not as expected.
-            MemoryError: there was not enough for the nodes' contents.
+            MemoryError: there was not enough memory for the nodes' contents.
         """
         import numpy as np
 
@@ -167,7 +167,7 @@ class AttentionTap:
     # The cells of sequences
 
     def remove(self, sequence: int, start: int, stop: int) -> None:
-        """Forget positions ``start`` to ``stop`` (-1: all after), as the sequence did."""
+        """Forget positions ``start`` to ``stop`` (-1 for all after), as the sequence did."""
         cells = self._cells.get(sequence, [])
         if stop < 0:
             del cells[start:]
@@ -175,7 +175,7 @@ class AttentionTap:
             cells[start:stop] = [_NO_CELL] * len(cells[start:stop])
 
     def copy(self, source: int, target: int, stop: int) -> None:
-        """Give ``target`` the positions before ``stop``: the same cells, or its own cells with the same numbers."""
+        """Give ``target`` the positions before ``stop``, as the same cells or as its own cells with the same numbers."""
         self._cells[target] = self._cells.get(source, [])[:stop]
 
     def clear(self) -> None:

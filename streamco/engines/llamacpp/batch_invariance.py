@@ -1,8 +1,8 @@
 """Batch invariance: the number of rows of one sequence up to which a batch gives the same bits as decoding them one by one.
 
-If a batch has more rows, llama.cpp multiplies with other kernels, which add up in another order. A single row always has a kernel of its
-own, so exact mode never decodes one alone. Beyond that it depends on the quantisation and the build. So it is tried when a model is loaded.
-Seen with AVX-512:
+If a batch has more rows, llama.cpp multiplies with other kernels, which add up in a different order. A single row always has a separate
+kernel, so exact mode never decodes one alone. Beyond that it depends on the quantisation and the build. So it is tested when a model is
+loaded. Seen with AVX-512:
 
 - Q8_0, Q4_0 and Q4_1 give the same bits up to 32 rows and more;
 - Q2_K up to 7 rows;
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COMPARED", "RowDecoder", "largest_equal_size", "largest_exact_batch"]
 
-COMPARED = 16  # maximum number of rows that are compared: kernels take blocks of up to 8
+COMPARED = 16  # maximum number of rows that are compared, because kernels take blocks of up to 8
 SIZES = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 31, 32)  # sizes between these have the same blocks and remainders
 
 
@@ -43,7 +43,7 @@ class RowDecoder(Protocol):
         ...
 
     def remove(self, sequence: int, start: int, stop: int = -1) -> bool:
-        """Forget positions ``start`` to ``stop`` (-1: all after)."""
+        """Forget positions ``start`` to ``stop`` (-1 for all after)."""
         ...
 
     def clear(self) -> None:
@@ -64,10 +64,10 @@ def largest_exact_batch(context: RowDecoder, max_rows: int) -> int:
 
 
 def largest_equal_size(compute: Callable[[int], Sequence[bytes]], max_rows: int) -> int:
-    """Return the largest size of batches, up to ``max_rows``, up to which rows have the same bits as one by one.
+    """Return the largest batch size, up to ``max_rows``, for which rows have the same bits as one by one.
 
     Args:
-        compute: returns the results of the first ``COMPARED`` rows, or fewer, of always the same ones; computed so many at a time.
+        compute: returns the results of up to ``COMPARED`` rows, always the same ones, computed the given number at a time.
         max_rows: largest size to try, at least 1.
     """
     wanted = compute(1)
@@ -81,7 +81,7 @@ def largest_equal_size(compute: Callable[[int], Sequence[bytes]], max_rows: int)
 
 
 def _ordinary_tokens(context: RowDecoder, count: int) -> list[int]:
-    """Return different tokens from all over the vocabulary: equal or control tokens would hide differences."""
+    """Return different tokens from all over the vocabulary, because equal or control tokens would hide differences."""
     context.add(0, 0, 0, wants_logits=True)
     _decode(context)
     size = context.logits(0).shape[0]

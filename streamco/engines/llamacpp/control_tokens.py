@@ -1,7 +1,7 @@
-"""Control tokens of a vocabulary, and messages that must not become any.
+"""Control tokens of a vocabulary, and how text in messages is kept from becoming control tokens.
 
-llama.cpp reads the text of a control token in a rendered prompt as that token, no matter where it comes from. So a message that holds
-``<|im_start|>system`` would open a turn of its own. Therefore a mark (a private-use character) is put into each such text before the
+llama.cpp reads the text of a control token in a rendered prompt as that token, no matter where it comes from. So a message that contains
+``<|im_start|>system`` would open a new turn. Therefore a mark (a private-use character) is put into each such text before the
 template runs. Afterwards the control tokens that are still whole are the template's own. The text between them loses its marks and is
 tokenised as plain text.
 """
@@ -17,7 +17,7 @@ from streamco.errors import PromptError
 
 __all__ = ["ControlTokens"]
 
-_MARKS = range(0xE001, 0xF900)  # private use; U+E000 is the server's mark of a message to be continued
+_MARKS = range(0xE001, 0xF900)  # private use; U+E000 is the server's mark for a message to be continued
 _SPACES = " \t\n\v\f\r"
 _END = ""  # key of a trie's node where a token ends
 
@@ -47,12 +47,12 @@ class ControlTokens:
         self._longest = max(map(len, self._tokens), default=0)
 
     def mark(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-        """Return the messages with a mark in each text of a control token, and the mark; "": they hold none.
+        """Return the messages with a mark in each text of a control token, and the mark, which is "" if they contain none.
 
-        A text that ends like the beginning of a control token gets a mark there, because the template may put another text after it.
+        A text that ends with the beginning of a control token gets a mark there, because the template may put more text after it.
 
         Raises:
-            PromptError: the messages hold every character that could be a mark, or values nested deeper than Python's stack is.
+            PromptError: the messages contain every character that could be a mark, or values nested too deeply for Python's stack.
         """
         try:
             return self._mark(messages)
@@ -77,7 +77,7 @@ class ControlTokens:
         return marked, mark
 
     def tokenize(self, text: str, mark: str, tokenize: Tokenize) -> list[int]:
-        """Return the ids of a template's text: whole control tokens as themselves, all else as plain text, without the marks.
+        """Return the ids of a template's text: whole control tokens as such, everything else as plain text, without the marks.
 
         Args:
             text: text of the template.
@@ -102,7 +102,7 @@ class ControlTokens:
         return bool(self._tokens) and (bool(self._begun_ends(text)) or self._whole.search(text) is not None)
 
     def _begun_ends(self, text: str) -> set[int]:
-        """Return where the text ends like the beginning of a control token: at its end, or before whitespace, which a template may trim."""
+        """Return where the text ends with the beginning of a control token: at its end, or before whitespace, which a template may trim."""
         return {end for end in (len(text), len(text.rstrip())) if self._ends_begun(text[max(0, end - self._longest) : end])}
 
     def _ends_begun(self, text: str) -> bool:
@@ -114,7 +114,7 @@ class ControlTokens:
 
 
 def _pattern(texts: Mapping[str, int]) -> str:
-    """Return a pattern that matches the longest of the texts. It is a trie, so that no place in a text is tried with each of them."""
+    """Return a pattern that matches the longest of the texts. It is a trie, so that not every text is tried at each place."""
     trie: Trie = {}
     for text in texts:
         node = trie

@@ -1,7 +1,7 @@
 """The draft layer of a split model as a GGUF file (HAT, section 3.4): trained weights and the model's own output rows.
 
-The weights are shipped as 8-bit numbers in the blocks of llama.cpp's Q8_0, so llama.cpp computes with just these. Drafts are chosen from
-the ids that answers use most. The rows of the output matrix for these ids come from the head part; they are not shipped.
+The weights are shipped as 8-bit numbers in the blocks of llama.cpp's Q8_0, so llama.cpp computes with exactly these. Drafts are chosen
+from the ids that answers use most. The rows of the output matrix for these ids come from the head part; they are not shipped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SCALES = ".scales"
 
 
 class DraftMeta(Struct, frozen=True):
-    """The model that weights were trained for.
+    """The model for which weights were trained.
 
     Args:
         model: its name.
@@ -49,7 +49,7 @@ class DraftWeights(Struct, frozen=True):
     """Weights of a draft layer.
 
     Args:
-        meta: the model that they were trained for.
+        meta: the model for which they were trained.
         rows: token ids that a draft may hold, ascending, shape (drafted vocabulary,).
         fuse: joins the deep state of the token before and the shallow state of this one, shape (width, 2 * width).
         matrices: the layer's matrices by name, in bytes of Q8_0.
@@ -84,7 +84,7 @@ def draft_layer_folder() -> Path:
 
 
 def read_draft_meta(path: Path) -> DraftMeta:
-    """Return what model a file's weights were trained for.
+    """Return the model for which a file's weights were trained.
 
     Raises:
         ConfigError: the file is missing or has no such weights.
@@ -145,7 +145,7 @@ def _plain(numbers: NDArray[np.int8], scales: NDArray[np.float16]) -> NDArray[np
 
 
 def write_draft_model(weights: DraftWeights, *, input_part: Any, head_part: Any, target: Path) -> None:
-    """Write the draft layer as a model without a tokenizer. Its vocabulary is that of the drafts.
+    """Write the draft layer as a model without a tokenizer. Its vocabulary consists of the ids that drafts may hold.
 
     Args:
         weights: the trained weights.
@@ -154,7 +154,7 @@ def write_draft_model(weights: DraftWeights, *, input_part: Any, head_part: Any,
         target: the file; it appears when it is complete.
 
     Raises:
-        ConfigError: the weights are for another width or vocabulary.
+        ConfigError: the weights are for a different width or vocabulary.
     """
     import gguf
     import numpy as np

@@ -1,4 +1,4 @@
-"""Models derived from a GGUF file: other quantisations, fewer layers."""
+"""Models derived from a GGUF file, with another quantisation or fewer layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamco.errors import ConfigError, EngineError
 
 __all__ = ["KINDS", "content_mark", "derived", "quantize", "tensor_types"]
 
-SAMPLE, SAMPLES = 65536, 64  # bytes of a block, and blocks, by which the content of a model is known
+SAMPLE, SAMPLES = 65536, 64  # bytes of a block, and number of blocks, by which the content of a model is identified
 KINDS = {  # name: llama_ftype
     "F32": 0,
     "F16": 1,
@@ -38,14 +38,14 @@ KINDS = {  # name: llama_ftype
 
 
 def quantize(source: str | Path, target: str | Path, kind: str, prune_layers: Iterable[int] = ()) -> Path:
-    """Write a copy of a model with other weights. Blocks, about a second for 100 million parameters.
+    """Write a copy of a model with another quantisation or fewer layers. Blocks for about a second per 100 million parameters.
 
     The copy appears under its name when it is complete. A copy of a file that is already quantised is no better than that file.
 
     Args:
         source: the GGUF file.
         target: the file to write; an existing one is replaced.
-        kind: one of ``KINDS``, in any case.
+        kind: one of ``KINDS``, in upper or lower case.
         prune_layers: layers to leave out, counted from 0; the others are renumbered.
 
     Returns:
@@ -77,7 +77,7 @@ def _quantize(source: Path, target: Path, ftype: int, layers: list[int]) -> None
     parameters.ftype = ftype
     parameters.allow_requantize = True
     parameters.nthread = 1  # engines use the other cores
-    pruned = (ctypes.c_int32 * (len(layers) + 1))(*layers, -1)  # bound to a name: llama.cpp reads it during the call
+    pruned = (ctypes.c_int32 * (len(layers) + 1))(*layers, -1)  # bound to a name because llama.cpp reads it during the call
     if layers:
         parameters.prune_layers = ctypes.cast(pruned, ctypes.POINTER(ctypes.c_int32))
     with collected_errors(library) as errors:
@@ -89,7 +89,7 @@ def _quantize(source: Path, target: Path, ftype: int, layers: list[int]) -> None
 
 
 def derived(source: str | Path, kind: str, prune_layers: Iterable[int] = ()) -> Path:
-    """Return the path of a model in the user's cache, which ``quantize`` makes once for each source file, wherever copies of it are.
+    """Return the path of a derived model in the user's cache, which ``quantize`` makes once for each source file's content.
 
     Raises:
         ConfigError: see ``quantize``.
@@ -108,13 +108,13 @@ def derived(source: str | Path, kind: str, prune_layers: Iterable[int] = ()) -> 
 
 
 class _Reading(ctypes.Structure):
-    """``gguf_init_params``: read the head of a file alone."""
+    """``gguf_init_params``, to read only the head of a file."""
 
     _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p))
 
 
 def tensor_types(path: Path, library: Any) -> dict[str, int]:
-    """Return the ggml type of each tensor in a file by its name; {} if it can't be read.
+    """Return the ggml type of each tensor in a file by its name, or {} if it can't be read.
 
     Args:
         path: the GGUF file.
@@ -139,7 +139,7 @@ def tensor_types(path: Path, library: Any) -> dict[str, int]:
 
 
 def content_mark(path: Path) -> str:
-    """Return a digest of a file's size and of blocks spread over it: models of several GB aren't read whole to find a copy of them."""
+    """Return a digest of a file's size and of blocks spread over it, which identifies large models without reading all of them."""
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:

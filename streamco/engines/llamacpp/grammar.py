@@ -1,6 +1,6 @@
-"""The tokens that may come next in an answer that is held to a JSON schema: llguidance reads the schema and makes the masks.
+"""The tokens that may come next in an answer that must match a JSON schema; llguidance reads the schema and makes the masks.
 
-A mask of all 49,152 tokens of a small model takes 20 to 200 us, reading the vocabulary 0.5 s, once for a model.
+A mask of all 49,152 tokens of a small model takes 20 to 200 us; reading the vocabulary takes 0.5 s, once for each model.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["MaskTokenizer", "Pieces", "TokenGrammar", "check_schema"]
 
 _T = TypeVar("_T")
 
-MAX_SPACES = 20  # of an indentation: a small model may write whitespace for ever
+MAX_SPACES = 20  # of an indentation, because a small model may write whitespace for ever
 MAX_STATES = 50_000  # of llguidance's lexer, 1 to 2 kB each; its default is five times as many
-STACK = 64 << 20  # bytes: llguidance recurses some 10 kB a level of a schema, and a stack that overflows ends the process
-# They go before what a schema says itself in "x-guidance".
+STACK = 64 << 20  # bytes; llguidance needs some 10 kB of stack per level of a schema, and a stack overflow ends the process
+# They take precedence over what a schema itself says in "x-guidance".
 _OPTIONS: dict[str, Any] = {
     "coerce_one_of": True,
     "item_separator": ",",
@@ -39,7 +39,7 @@ _threads = threading.Lock()
 
 
 class Pieces(Protocol):
-    """The part of a model that the bytes of its tokens are read from."""
+    """The part of a model from which the bytes of its tokens are read."""
 
     vocabulary_size: int
     end_ids: frozenset[int]
@@ -50,7 +50,7 @@ class Pieces(Protocol):
 
 
 class MaskTokenizer:
-    """A model's vocabulary as llguidance reads it. It takes 0.5 s for 49,152 tokens, so it is made once for a model, when needed.
+    """A model's vocabulary for llguidance. Making it takes 0.5 s for 49,152 tokens, so that is done once for each model, when needed.
 
     Args:
         library: llama.cpp.
@@ -65,7 +65,7 @@ class MaskTokenizer:
         ends = sorted(model.end_ids)
         pieces = [b"" if token in model.end_ids else model.token_bytes(token) for token in range(model.vocabulary_size)]
         self.tokenizer = guidance.LLTokenizer.from_llamacpp(
-            tokens=[piece or b"\xff<%d>" % token for token, piece in enumerate(pieces)],  # 0xff: a control token, which is no text
+            tokens=[piece or b"\xff<%d>" % token for token, piece in enumerate(pieces)],  # 0xff marks a control token, which isn't text
             vocab_ptr=handle,
             tokenize_fptr=library_address(library, "llama_tokenize"),
             eos_token=ends,
@@ -92,7 +92,7 @@ class TokenGrammar:
         begun: the beginning of the answer, which must fit.
 
     Raises:
-        ConfigError: the schema can't be held to.
+        ConfigError: the schema can't be enforced.
         EngineError: the beginning doesn't fit.
     """
 
@@ -105,13 +105,13 @@ class TokenGrammar:
             if token is None or not self._matcher.try_consume_tokens([token]):
                 got = begun[max(0, index - 20) : index + 1].decode("utf-8", "replace")
                 raise EngineError(f"response_format: expected an answer that begins as asked for, got {got!r} at its byte {index + 1}")
-        self._mask: NDArray[np.bool_] | None = None  # of the tokens that may come next; None: not computed since the last one
+        self._mask: NDArray[np.bool_] | None = None  # of the tokens that may come next; None if not computed since the last one
 
     def fits(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
-        """Return for each token whether it may come next; end tokens may if the answer is whole.
+        """Return for each token whether it may come next; end tokens may if the answer is complete.
 
         Raises:
-            EngineError: the schema takes more time or memory here than an answer may.
+            EngineError: the schema takes more time or memory here than allowed for an answer.
         """
         import numpy as np
 
@@ -119,18 +119,18 @@ class TokenGrammar:
         return found
 
     def allowed(self) -> NDArray[np.integer[Any]]:
-        """Return all tokens that may come next, in ascending order; end tokens if the answer is whole.
+        """Return all tokens that may come next, in ascending order; end tokens if the answer is complete.
 
         Raises:
-            EngineError: as ``fits``.
+            EngineError: see ``fits``.
         """
         return self._allowed().nonzero()[0]
 
     def accept(self, token: int) -> None:
-        """Go on after a token, which must fit; nothing may come after an end token.
+        """Add a token to the answer; it must fit, and nothing may come after an end token.
 
         Raises:
-            EngineError: as ``fits``.
+            EngineError: see ``fits``.
         """
         if not self._allowed()[token]:
             raise AssertionError(f"token {token} was not checked")
@@ -142,7 +142,7 @@ class TokenGrammar:
 
     @property
     def is_over(self) -> bool:
-        """True if the answer is whole, and nothing may follow."""
+        """True if the answer is complete, and nothing may follow."""
         return bool(self._matcher.is_stopped() and self._matcher.is_accepting())
 
     def _allowed(self) -> NDArray[np.bool_]:
@@ -162,7 +162,7 @@ class TokenGrammar:
 
 
 def check_schema(schema: str) -> None:
-    """Check that answers can be held to a JSON schema, without a model; if llguidance isn't installed, nothing is checked.
+    """Check without a model that answers can be made to match a JSON schema; if llguidance isn't installed, nothing is checked.
 
     Raises:
         ConfigError: they can't, or no answer fits.
@@ -178,7 +178,7 @@ def _matcher(tokenizer: Any, schema: str) -> Any:
     """Return llguidance's object for one answer.
 
     Raises:
-        ConfigError: the schema can't be held to, or no answer fits.
+        ConfigError: the schema can't be enforced, or no answer fits.
     """
     guidance = _guidance()
     limits = guidance.LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
@@ -203,7 +203,7 @@ def _reason(matcher: Any) -> str:
 
 
 def _on_large_stack(call: Callable[[], _T]) -> _T:
-    """Return what a call returns, run in a thread with a stack of its own."""
+    """Run a call in a thread with a large stack, and return its result."""
     found: list[_T] = []
     thread = threading.Thread(target=lambda: found.append(call()), name="streamco schema")
     with _threads:
@@ -217,7 +217,7 @@ def _on_large_stack(call: Callable[[], _T]) -> _T:
 
 
 def _guidance() -> Any:
-    """Return the module.
+    """Return the module ``llguidance``.
 
     Raises:
         ConfigError: it isn't installed.

@@ -1,7 +1,7 @@
-"""A request's ``response_format`` as the JSON schema that a device's answer is held to.
+"""A request's ``response_format`` as the JSON schema that a device's answer must match.
 
-llguidance reads the schema (``grammar``). What it would take too long for, or end the process for, is refused here by name: requests come
-from the network, too.
+llguidance reads the schema (``grammar``). What would take it too long, or make it crash the process, is refused here by name, because
+requests also come from the network.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from streamco.errors import MAX_NAME, ConfigError, shorten
 __all__ = ["grammar_of", "has_grammars", "schema_grammar"]
 
 MAX_CHARACTERS = 100_000  # of a schema as JSON
-MAX_VALUES = 10_000  # objects, lists and other values in a schema: the time to read one grows with the square
-MAX_LEVELS = 5000  # of a schema whose references are followed, if each led to all the others: see ``grammar.STACK``
-MAX_PATTERNS = 50  # of patternProperties, each of which is compared with each other one
-MAX_MULTIPLE = 10_000  # the smallest common multiple of all multipleOf: llguidance has a state for each remainder, and no limit
+MAX_VALUES = 10_000  # objects, lists and other values in a schema, because the time to read one grows with the square
+MAX_LEVELS = 5000  # of a schema whose references are followed, if each led to all the others; see ``grammar.STACK``
+MAX_PATTERNS = 50  # of patternProperties, each of which is compared with every other
+MAX_MULTIPLE = 10_000  # least common multiple of all multipleOf, because llguidance has a state for each remainder, and no limit
 
 _FORMAT_KEYS: Mapping[str, Sequence[str]] = {
     "text": ("type",),
@@ -41,20 +41,20 @@ _SCHEMA_KEYS = ("name", "description", "schema", "strict")
 
 @lru_cache(maxsize=1)
 def has_grammars() -> bool:
-    """Return True if llguidance is installed, without which no answer of a device can be held to a format."""
+    """Return True if llguidance is installed, without which a device's answers can't be constrained to a format."""
     return find_spec("llguidance") is not None
 
 
 def grammar_of(response_format: object) -> str | None:
-    """Return the JSON schema that a request's ``response_format`` asks for, as text; None: any text may be written.
+    """Return the JSON schema that a request's ``response_format`` asks for, as text, or None if any text may be written.
 
     Args:
-        response_format: None, or as at OpenAI: ``{"type": "text"}``, ``{"type": "json_object"}``, or ``{"type": "json_schema",
-            "json_schema": {"name": ..., "schema": ...}}``. ``strict`` makes no difference: the schema is always held to. As at llama.cpp,
+        response_format: None, or as in OpenAI's API: ``{"type": "text"}``, ``{"type": "json_object"}``, or ``{"type": "json_schema",
+            "json_schema": {"name": ..., "schema": ...}}``. ``strict`` makes no difference: the schema is always enforced. As in llama.cpp,
             ``{"type": "json_object", "schema": ...}`` may have a schema, too.
 
     Raises:
-        ConfigError: it is something else or has an unknown key, or the schema can't be held to. If llguidance isn't installed, only the
+        ConfigError: it is something else or has an unknown key, or the schema can't be enforced. If llguidance isn't installed, only the
             limits of a schema are checked.
     """
     try:
@@ -87,14 +87,14 @@ def _grammar_of(response_format: object) -> str | None:
 
 
 def _check_keys(where: str, given: Mapping[Any, Any], known: Sequence[str]) -> None:
-    """Check that no key but the known ones has a value: it may ask for something that would not be kept to."""
+    """Check that no unknown key has a value, which may ask for something that would be ignored."""
     unknown = sorted(shorten(str(key), MAX_NAME) for key, value in given.items() if key not in known and value is not None)
     if unknown:
         raise ConfigError(f"{where}: expected {', '.join(known)}, got {unknown[0]}")
 
 
 def schema_grammar(schema: object) -> str:
-    """Return a JSON schema as text, if answers can be held to it.
+    """Return a JSON schema as text, if answers can be made to match it.
 
     Raises:
         ConfigError: they can't: it has an unknown keyword, refers to something outside, or is too large.
@@ -110,7 +110,7 @@ def schema_grammar(schema: object) -> str:
     return _checked(text)
 
 
-@lru_cache(maxsize=16)  # a request asks twice: whether a device can hold to the schema, and to hold to it
+@lru_cache(maxsize=16)  # called twice for a request: to see whether a device can enforce the schema, and to enforce it
 def _checked(text: str) -> str:
     from streamco.engines.llamacpp.grammar import check_schema
 
@@ -123,7 +123,7 @@ def _checked(text: str) -> str:
 
 
 def _check_limits(schema: Mapping[str, Any]) -> None:
-    """Refuse what llguidance has no limit of its own for."""
+    """Refuse what exceeds the limits that llguidance doesn't have itself."""
     from fractions import Fraction
 
     if "x-guidance" in schema:  # settings of llguidance
@@ -151,7 +151,7 @@ def _check_limits(schema: Mapping[str, Any]) -> None:
 
 
 def _is_combined(value: Any) -> bool:
-    """Return True if a value may be a schema whose properties are those of several schemas together."""
+    """Return True if a value may be a schema that combines the properties of several schemas."""
     if not isinstance(value, Mapping):
         return False
     parts = value.get("allOf")
@@ -161,14 +161,14 @@ def _is_combined(value: Any) -> bool:
 
 
 def _narrowed(schema: Any, *, closes: bool) -> Any:
-    """Return a schema whose answers programs can read, and that a small model comes to the end of.
+    """Return a narrower schema, whose answers programs can read and a small model can finish.
 
-    JSON schemas allow properties that they don't name if they don't say otherwise, and a small model then writes some until
+    JSON schemas allow properties that they don't name unless they say otherwise, and then a small model keeps writing some until
     ``max_tokens``. RFC 3339 has dates and times that Python refuses: the year 0, the second 60, and z for Z.
 
     Args:
         schema: the schema.
-        closes: let no property stand beside those that the schema names.
+        closes: allow no properties besides those that the schema names.
     """
     if not isinstance(schema, Mapping):
         return schema
@@ -189,7 +189,7 @@ def _narrowed(schema: Any, *, closes: bool) -> Any:
 
 
 def _is_open(schema: Mapping[str, Any]) -> bool:
-    """Return True if a schema names properties, all that it requires among them, and says nothing of others."""
+    """Return True if a schema names properties, including all that it requires, and says nothing about others."""
     named, required = schema.get("properties"), schema.get("required", [])
     if not isinstance(named, Mapping) or not named or not isinstance(required, list):
         return False

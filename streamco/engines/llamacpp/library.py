@@ -1,6 +1,6 @@
-"""llama.cpp: loaded with the first model, its logging silenced and its threads' spinning shortened.
+"""Loads llama.cpp with the first model, silences its logging and shortens its threads' spinning.
 
-It is the library that ``STREAMCO_LLAMA_LIBRARY`` names, else the one of llama-cpp-python, which is compiled for this machine, else a
+It is the library that ``STREAMCO_LLAMA_LIBRARY`` names, otherwise llama-cpp-python's, which is compiled for this machine, otherwise a
 prebuilt one (``prebuilt``).
 
 llama.cpp logs through one process-wide callback. llama-cpp-python sets one in Python, which prints on stderr and takes the GIL from the
@@ -33,9 +33,9 @@ VARIABLE = "STREAMCO_LLAMA_LIBRARY"
 _lock = threading.Lock()
 _library: Any = None
 _SPINS = {"GOMP_SPINCOUNT": "3000"}  # spins of libgomp, some 20 to 70 ns each; libgomp reads this when it is loaded
-_CHOSEN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # if the user has set one of these, it stays
+_CHOSEN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # if the user has set one of these, it isn't changed
 _CPU = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
-_ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR; GGML_LOG_LEVEL_CONT (5) goes on with the line before
+_ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR; GGML_LOG_LEVEL_CONT (5) continues the line before
 
 
 def native_function(name: str) -> Any:
@@ -50,7 +50,7 @@ def library_address(library: Any, name: str) -> int:
         EngineError: this build doesn't export it.
     """
     try:
-        function = getattr(_handle(library), name)  # includes the libraries it depends on
+        function = getattr(_handle(library), name)  # includes the libraries that it depends on
     except AttributeError:
         try:
             function = getattr(ctypes.CDLL("ggml-base.dll" if sys.platform == "win32" else "libggml-base.so"), name)
@@ -65,7 +65,7 @@ def _handle(library: Any) -> ctypes.CDLL:
 
 
 def extra_buffer(library: Any, name: str) -> int | None:
-    """Return the address of the CPU's buffer type of this name, as "CPU_REPACK"; None: this build has none.
+    """Return the address of the CPU's buffer type of this name, such as "CPU_REPACK", or None if this build has none.
 
     A weight in such a buffer is stored in another order when it is loaded, and multiplied by the kernels for that order.
     """
@@ -91,7 +91,7 @@ def extra_buffer(library: Any, name: str) -> int | None:
 
 
 def load_library() -> Any:
-    """Return llama.cpp's functions, its backend initialised and its logging silenced: the module ``llama_cpp``, or a ``Binding``.
+    """Return the module ``llama_cpp`` or a ``Binding``, with llama.cpp's backend initialised and its logging silenced.
 
     Raises:
         EngineError: there is no library, or it must not be trusted; see ``open_prebuilt`` and ``open_named``.
@@ -130,7 +130,7 @@ def _open(wanted: str) -> Any:
 
 @contextmanager
 def _short_spins() -> Iterator[None]:
-    """Set the environment for libraries that are loaded inside, and for nothing else."""
+    """Set the environment only for libraries that are loaded inside the block."""
     added = {} if any(name in os.environ for name in _CHOSEN) else _SPINS
     os.environ.update(added)
     try:
@@ -141,7 +141,7 @@ def _short_spins() -> Iterator[None]:
 
 
 def _silence(library: Any) -> None:
-    # abs(level) has no effect, and C's calling conventions ignore the two further arguments
+    # abs(level) has no effect, and C's calling conventions ignore the two extra arguments
     library.llama_log_set(ctypes.cast(native_function("abs"), library.llama_log_callback), None)
 
 

@@ -1,4 +1,4 @@
-"""A loaded model: its facts and its vocabulary. Weights are read-only, so any thread may call everything here."""
+"""A loaded model, its properties and its vocabulary. Weights are read-only, so any thread may call everything here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["LlamaModel", "check_file", "check_regular", "context_limit", "load_w
 
 logger = logging.getLogger("streamco.engine")
 
-# Special tokens by the names that templates have for them (``special_tokens_map`` in transformers); GGUF spells one of them so.
+# Special tokens by the names that templates use for them (``special_tokens_map`` in transformers); GGUF does write "seperator".
 _TOKEN_KEYS = {
     "bos_token": "bos",
     "cls_token": "cls",
@@ -45,14 +45,15 @@ class LlamaModel:
     Args:
         path: the file.
         on_progress: called with 0.0 to 1.0 while it loads, from the loading thread.
-        repack: use kernels that need weights in another order, all or those for tiles of rows; None: as many as are safe on this CPU (see
+        repack: use kernels that need weights in another order, all or those for tiles of rows; None for all that are safe on this CPU (see
             ``amx_probe``).
 
     Attributes:
         repacking: which kernels may have weights in another order.
 
     Raises:
-        EngineError: llama-cpp-python is missing, the file is missing or no regular one, llama.cpp can't load it, or it has no vocabulary.
+        EngineError: llama-cpp-python is missing, the file is missing or not a regular one, llama.cpp can't load it, or it has no
+            vocabulary.
     """
 
     def __init__(self, path: Path, *, on_progress: Callable[[float], None] | None = None, repack: Repacking | None = None) -> None:
@@ -64,8 +65,8 @@ class LlamaModel:
             check_decoding(path, self.library, self.repacking)
         self.handle = load_weights(self.library, path, repack=self.repacking, on_progress=on_progress)
         self._closed_as = ""
-        self._changed = threading.Condition()  # around _readers, and the handle when it is taken away
-        self._readers = 0  # calls that use the vocabulary now; ``close`` waits for them
+        self._changed = threading.Condition()  # around _readers, and around the handle when it is freed
+        self._readers = 0  # calls that are using the vocabulary; ``close`` waits for them
         self._vocab = self.library.llama_model_get_vocab(self.handle)
         try:
             self._read()
@@ -74,9 +75,9 @@ class LlamaModel:
             raise
 
     def _read(self) -> None:
-        """Read what the file says of its vocabulary and itself."""
+        """Read what the file says about itself and its vocabulary."""
         library, vocab = self.library, self._vocab
-        if library.llama_vocab_type(vocab) == library.LLAMA_VOCAB_TYPE_NONE:  # any other question ends the process
+        if library.llama_vocab_type(vocab) == library.LLAMA_VOCAB_TYPE_NONE:  # any other call would end the process
             raise EngineError(f"model {self.path}: expected a file with a vocabulary, got one without (tokenizer.ggml.model is none)")
         self.vocabulary_size = int(library.llama_vocab_n_tokens(vocab))
         self._bytes: list[bytes | None] = [None] * self.vocabulary_size
@@ -90,7 +91,7 @@ class LlamaModel:
         """Free the memory; idempotent. No context may use it any more.
 
         Args:
-            reason: what later callers get to read that they got; "": a closed engine.
+            reason: what the error of later calls says that they got; "" for a closed engine.
         """
         with self._changed:
             self._closed_as = self._closed_as or reason
@@ -106,8 +107,8 @@ class LlamaModel:
 
         Args:
             text: any text; lone surrogates are encoded as bytes.
-            special: take the text of control tokens for the tokens.
-            bos: put the model's begin token first, if it has one and wants it; never an end token, which some files want as well.
+            special: turn the text of control tokens into these tokens.
+            bos: put the model's begin token first, if the model has and uses one; never an end token, which some files request as well.
         """
         data = text.encode("utf-8", "surrogatepass")
         size = len(data) + 2
@@ -142,10 +143,10 @@ class LlamaModel:
         return self._template.render(messages, add_generation_prompt=add_generation_prompt)
 
     def grammar(self, schema: str, begun: bytes = b"") -> TokenGrammar:
-        """Return the grammar of one answer that is held to a JSON schema; see ``TokenGrammar``.
+        """Return the grammar of one answer that must match a JSON schema; see ``TokenGrammar``.
 
         Raises:
-            ConfigError: the schema can't be held to, or llguidance isn't installed.
+            ConfigError: the schema can't be enforced, or llguidance isn't installed.
             EngineError: the beginning doesn't fit it, or the model is closed.
         """
         with self._reading():
@@ -191,7 +192,7 @@ class LlamaModel:
         special = library.LLAMA_TOKEN_ATTR_CONTROL | library.LLAMA_TOKEN_ATTR_UNKNOWN
         tokens = [token for token, flags in attributes.items() if flags & special]
         texts = {self._entry(token): token for token in tokens}
-        for tag in TAGS:  # a model's tags around its reasoning are text, also in files that call them control tokens
+        for tag in TAGS:  # a model's tags around its reasoning are text, even in files that call them control tokens
             if tag in texts:
                 self._bytes[texts[tag]] = tag.encode()
         return ControlTokens(
@@ -206,10 +207,10 @@ class LlamaModel:
         return [begin] if self.library.llama_vocab_get_add_bos(self._vocab) and 0 <= begin < self.vocabulary_size else []
 
     def _read_template(self) -> tuple[ChatTemplate | None, str]:
-        """Return the chat template, or None and why there is none: without it, all that needs no template works.
+        """Return the chat template, or None and why there is none. Without it, everything that needs no template still works.
 
         Raises:
-            EngineError: the template breaks its bounds.
+            EngineError: the template exceeds its limits.
         """
         source = self._template_source()
         if not source:
@@ -230,7 +231,7 @@ class LlamaModel:
         return (self.library.llama_model_chat_template(self.handle, None) or b"").decode("utf-8", "replace")
 
     def _read_special_tokens(self) -> dict[str, str]:
-        """Return the texts of the special tokens that the file names, by the names that templates have for them."""
+        """Return the texts of the special tokens that the file names, by the names that templates use for them."""
         library, vocab = self.library, self._vocab
         found = {name: self._metadata(f"tokenizer.ggml.{key}_token_id") for name, key in _TOKEN_KEYS.items()}
         ids = {name: int(number) for name, number in found.items() if number.isdecimal()}
@@ -238,7 +239,7 @@ class LlamaModel:
         return {name: self._entry(token) for name, token in ids.items() if 0 <= token < self.vocabulary_size}
 
     def _entry(self, token: int) -> str:
-        """Return the vocabulary's text of a token; "" if there is none (-1)."""
+        """Return the vocabulary's text of a token, or "" if there is none (-1)."""
         text = self.library.llama_vocab_get_text(self._vocab, token) if token >= 0 else b""
         return (text or b"").decode("utf-8", "replace")
 
@@ -256,11 +257,11 @@ class LlamaModel:
                 length = self.library.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
                 if length >= 0:
                     return buffer.raw[:length]
-                size = -length  # a negative length is the size it needs
+                size = -length  # a negative length is the required size
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Keep the model open inside. Callers don't wait for each other: one long text must not hold up the others."""
+        """Keep the model open inside the block. Callers don't wait for each other, because one long text must not delay the others."""
         with self._changed:
             if self.handle is None:
                 raise EngineError(f"model {self.path.name}: expected an open engine, got {self._closed_as or 'a closed one'}")
@@ -274,7 +275,7 @@ class LlamaModel:
 
 
 def context_limit(info: ModelInfo, wanted: int) -> int:
-    """Return the number of tokens that a context may have: as many as are wanted, or as many as the model was trained for, if it says."""
+    """Return the size of a context in tokens: the wanted number, but at most what the model was trained for, if the file says that."""
     trained = info.context_tokens
     if 0 < trained < wanted:
         logger.warning("%s: expected a context of up to %d tokens, which it was trained for, got %d; it is cut", info.name, trained, wanted)
@@ -296,7 +297,7 @@ def load_weights(library: Any, path: Path, *, repack: Repacking, on_progress: Ca
     """
     parameters = library.llama_model_default_params()
     parameters.use_extra_bufts = repack is True
-    tiles = _tile_overrides(library, path) if repack == "tiles" else None  # it has to live until the model is loaded
+    tiles = _tile_overrides(library, path) if repack == "tiles" else None  # it must live until the model is loaded
     if tiles is not None:
         parameters.tensor_buft_overrides = ctypes.cast(tiles, ctypes.c_void_p)
     failures: list[BaseException] = []
@@ -323,13 +324,13 @@ def load_weights(library: Any, path: Path, *, repack: Repacking, on_progress: Ca
 
 
 class _Override(ctypes.Structure):
-    """``llama_model_tensor_buft_override``: weights with names like this go into this buffer type."""
+    """``llama_model_tensor_buft_override``: weights whose names match go into this buffer type."""
 
     _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
 
 
 def _tile_overrides(library: Any, path: Path) -> ctypes.Array[_Override] | None:
-    """Return a list for llama.cpp that has the model's weights repacked which kernels for tiles know; None: there are none."""
+    """Return a list for llama.cpp that repacks the weights that kernels for tiles support, or None if there are none."""
     names, buffer = tiled_weights(path, library), extra_buffer(library, TILES)
     if not names or buffer is None:
         return None
@@ -338,10 +339,10 @@ def _tile_overrides(library: Any, path: Path) -> ctypes.Array[_Override] | None:
 
 
 def check_regular(path: Path) -> None:
-    """Raise if a file is a pipe, a socket or a device: opening or reading one may wait for ever. A missing file is left to the opener.
+    """Raise if a file is a pipe, a socket or a device, since opening one may wait for ever. A missing file is left to the opener.
 
     Raises:
-        EngineError: it is one.
+        EngineError: it is one of these.
     """
     try:
         kind = path.stat().st_mode
@@ -352,7 +353,7 @@ def check_regular(path: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Raise unless the file is a regular one and begins as a GGUF file does.
+    """Raise unless the file is a regular one and begins like a GGUF file.
 
     Raises:
         EngineError: it isn't, it doesn't, or it can't be read.

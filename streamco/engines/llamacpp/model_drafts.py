@@ -1,4 +1,4 @@
-"""Proposals of a small model in the same process: its greedy continuation of each answer, in the engine's own thread."""
+"""Proposals from a small model in the same process: its greedy continuation of each answer, in the engine's thread."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class ModelSource:
     Args:
         path: the small model's GGUF file.
         target: the model whose answers are drafted.
-        answers: answers at once, at most; each has a place in the small model's memory.
-        tokens: of each place.
+        answers: maximum number of answers at once; each has a place in the small model's memory.
+        tokens: size of each place in tokens.
         share: number of threads that compute.
         clock: seconds, monotonic.
 
     Raises:
         EngineError: the file can't be loaded, or there is not enough memory.
-        ConfigError: the models have different vocabularies, or the small one's memory can't be taken back.
+        ConfigError: the models have different vocabularies, or tokens can't be removed from the small one's memory.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class ModelSource:
         self._free = list(range(answers))
         self._places: dict[RunningGeneration, int] = {}
         self._held: list[list[int]] = [[] for _ in range(answers)]  # tokens in each place
-        self._settled = [0] * answers  # how many of them are the answer's own, and not a draft's
-        self._owners: list[str | None] = [None] * answers  # of what each place holds
+        self._settled = [0] * answers  # how many of them belong to the answer, not to a draft
+        self._owners: list[str | None] = [None] * answers  # owner of what each place holds
         self._steps: dict[int, Ewma] = {}  # seconds of a step, by the number of answers
         self._by_confidence = ConfidenceCalibration(_ACCEPTANCE)
         self._accepted = DecayedRatio(_MEMORY, _ACCEPTANCE, _PRIOR_TOKENS)
@@ -77,13 +77,13 @@ class ModelSource:
         return self._accepted.value
 
     def step(self, answers: int) -> float:
-        """Return the seconds of a step of so many answers, those of the nearest number that is known; 0: none is."""
+        """Return the seconds of a step for this many answers, or for the nearest known number; 0 if none is known."""
         if not self._steps:
             return 0.0
         return self._steps[min(self._steps, key=lambda known: abs(known - answers))].value
 
     def propose(self, answers: Sequence[RunningGeneration], longest: int, token_seconds: float) -> list[Proposal]:
-        """Return the small model's continuations; none of an answer of which more must be read first: one piece is, beside each batch.
+        """Return the small model's continuations; none for an answer of which more must be read first (one piece per batch is read).
 
         Raises:
             EngineError: the small model doesn't run.
@@ -102,7 +102,7 @@ class ModelSource:
         return [drafts[answer].proposal if answer in drafts else Proposal() for answer in answers]
 
     def _read(self, answers: Sequence[RunningGeneration]) -> list[RunningGeneration]:
-        """Read one batch of what lacks, and return the answers of which one token alone, the last one, is left to decode."""
+        """Read one batch of what is missing, and return the answers of which only the last token is left to decode."""
         ready: list[RunningGeneration] = []
         context = self._context
         for answer in answers:
@@ -125,7 +125,7 @@ class ModelSource:
         return ready
 
     def _place_of(self, answer: RunningGeneration) -> int:
-        """Return the place of an answer; a new one is that which holds most of its text, among those that its owner used last."""
+        """Return an answer's place. A new answer gets the one, among those that its owner used last, that holds most of its text."""
         place = self._places.get(answer)
         if place is None:
             assert answer.slot is not None, "it is being written"
@@ -141,7 +141,7 @@ class ModelSource:
         return place
 
     def _decode(self, answers: Sequence[RunningGeneration], drafts: dict[RunningGeneration, _Draft]) -> None:
-        """Add a token to the draft of each."""
+        """Add a token to each answer's draft."""
         context = self._context
         for answer in answers:
             place, draft = self._places[answer], drafts[answer]
@@ -166,7 +166,7 @@ class ModelSource:
             self._by_confidence.record(proposal.evidence[place], is_accepted=place < right)
 
     def forget(self, answer: RunningGeneration) -> None:
-        """Give back an answer's place, which keeps its tokens: the next answer may begin with them."""
+        """Give back an answer's place, which keeps its tokens because the next answer may begin with them."""
         place = self._places.pop(answer, None)
         if place is not None:
             self._free.append(place)
@@ -178,7 +178,7 @@ class ModelSource:
 
 
 class _Draft:
-    """The draft of one answer, of ``most`` tokens at most, and the chance that all of it is accepted."""
+    """The draft of one answer, of at most ``most`` tokens, and the chance that all of it is accepted."""
 
     def __init__(self, most: int) -> None:
         self.most = most

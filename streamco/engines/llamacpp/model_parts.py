@@ -1,14 +1,14 @@
-"""Parts of a model for split inference (HAT, section 3.1): the first layers, the middle layers, and the head, each a GGUF file of its own.
+"""Parts of a model for split inference (HAT, section 3.1): the first layers, the middle layers, and the head, each in its own GGUF file.
 
 llama.cpp loads each part as an ordinary model. Tensor bytes are copied, never quantised again, and layers are renumbered from 0.
 
 - The input part holds the first layers, without a vocabulary: its rows come in as embeddings.
-- The middle part holds the other layers, without a vocabulary. It is all that a server gets. It hands out states before the final norm.
+- The middle part holds the other layers, without a vocabulary. It is all that a server gets. It returns states before the final norm.
 - The head part holds the final norm, the output matrix, the token embeddings and the tokenizer. llama.cpp has no model without layers, so
-  the head has one with matrices of zeros: it passes a state on as it is. Its architecture is always llama, because llama.cpp builds that
-  graph with any number of heads.
+  the head has one with matrices of zeros, which passes a state on unchanged. Its architecture is always llama, because llama.cpp builds
+  that graph with any number of heads.
 
-Each file says in its metadata which part it is, of which model and of which layers. So parts of two models can't be mixed up.
+Each file's metadata says which part it is, of which model and which layers. So parts of two models can't be mixed up.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ __all__ = [
 ]
 
 ARCHITECTURES = ("llama", "qwen2")
-"""Architectures of the models that were compared with their parts."""
+"""Architectures that were tested by comparing models with their parts."""
 
 PartKind = Literal["input", "middle", "head"]
 KINDS: tuple[PartKind, ...] = ("input", "middle", "head")
 
 _HEADER = 1 << 20  # bytes, more than the metadata of a part without a tokenizer
-_NO_VOCABULARY = 32  # rows of the embedding matrix that llama.cpp asks for, in parts that take no tokens
+_NO_VOCABULARY = 32  # rows of the embedding matrix that llama.cpp requires, in parts that take no tokens
 _HEAD_WIDTH = 32  # of the matrices in the head's empty layer
 _MAGIC = b"GGUF"
 _KIND, _SOURCE, _FIRST, _TOTAL = "streamco.part", "streamco.source", "streamco.first_layer", "streamco.total_layers"
@@ -77,16 +77,16 @@ class PartFiles(Struct, frozen=True):
 
 
 class PartInfo(Struct, frozen=True):
-    """What a part's file says of itself.
+    """What a part's file says about itself.
 
     Args:
         kind: which part it is.
-        source: digest of the whole model's file; parts of one model have the same.
+        source: digest of the whole model's file; the same for all parts of one model.
         first_layer: number of the part's first layer in the whole model.
         layers: number of the model's layers in the part; 0 in the head.
         total_layers: number of layers of the whole model.
         width: numbers in a state.
-        architecture: the whole model's, except in the head, where it is llama.
+        architecture: the whole model's architecture, but llama in the head.
     """
 
     kind: PartKind
@@ -105,14 +105,14 @@ def split_model(source: str | Path, folder: str | Path, *, input_layers: int = 2
 
     Args:
         source: the whole model's GGUF file.
-        folder: where the parts go; made if it doesn't exist.
+        folder: where the parts go; created if it doesn't exist.
         input_layers: layers of the input part, at least 1 and fewer than the model has. More layers hide no more from a server that knows
             the model's weights.
 
     Raises:
         ConfigError: the package gguf is missing, or ``input_layers`` is out of range.
-        OSError: the folder can't be made or written to.
-        EngineError: the file is no GGUF file of a known architecture, or is itself a part.
+        OSError: the folder can't be created or written to.
+        EngineError: the file isn't a GGUF file of a known architecture, or is itself a part.
     """
     source, folder = Path(source), Path(folder)
     reader = open_gguf(source)
@@ -131,7 +131,7 @@ def split_model(source: str | Path, folder: str | Path, *, input_layers: int = 2
 
 
 def is_gguf(path: str | Path) -> bool:
-    """Return True if the file begins as a GGUF file does; reads no more than that."""
+    """Return True if the file begins like a GGUF file; reads no more than that."""
     with Path(path).open("rb") as file:
         return file.read(len(_MAGIC)) == _MAGIC
 
@@ -143,21 +143,21 @@ def is_part(path: str | Path) -> bool:
 
 
 def read_part(path: str | Path) -> PartInfo:
-    """Return what a part's file says of itself.
+    """Return what a part's file says about itself.
 
     Raises:
         ConfigError: the package gguf is missing.
-        EngineError: the file is no part of a model.
+        EngineError: the file isn't a part of a model.
     """
     path = Path(path)
     return describe_part(open_gguf(path), path)
 
 
 def describe_part(reader: Any, path: Path) -> PartInfo:
-    """Return what a part's file says of itself, from its reader.
+    """Return what a part's file says about itself, from its reader.
 
     Raises:
-        EngineError: the file is no part of a model.
+        EngineError: the file isn't a part of a model.
     """
     kind = field_of(reader, _KIND)
     if kind not in KINDS:
@@ -176,7 +176,7 @@ def describe_part(reader: Any, path: Path) -> PartInfo:
 
 
 def check_same_model(*parts: PartInfo) -> None:
-    """Raise unless the parts are of one model and follow one another without a gap.
+    """Raise unless the parts belong to one model and follow one another without a gap.
 
     Raises:
         ConfigError: they don't.
@@ -195,7 +195,7 @@ class EmbeddingTable:
 
     Args:
         path: the file.
-        reader: its reader, which takes a while to make; None: a new one.
+        reader: its reader, which takes a while to make; None for a new one.
 
     Raises:
         EngineError: the file has none.
@@ -212,7 +212,7 @@ class EmbeddingTable:
         """Return the embeddings of token ids, shape (ids, width).
 
         Raises:
-            EngineError: an id is outside of the vocabulary.
+            EngineError: an id is outside the vocabulary.
         """
         import gguf
         import numpy as np
@@ -225,7 +225,7 @@ class EmbeddingTable:
 
 
 class _Whole:
-    """A model's file that parts are copied from."""
+    """A model's file from which parts are copied."""
 
     def __init__(self, reader: Any, path: Path) -> None:
         self._reader = reader
@@ -328,7 +328,7 @@ def open_gguf(path: Path) -> Any:
 
     Raises:
         ConfigError: the package gguf is missing.
-        EngineError: the file is no GGUF file.
+        EngineError: the file isn't a GGUF file.
     """
     try:
         import gguf
@@ -356,13 +356,13 @@ def tensors_of(reader: Any) -> dict[str, Any]:
 
 
 def field_of(reader: Any, name: str) -> Any:
-    """Return the value of a metadata field; None if there is none."""
+    """Return the value of a metadata field, or None if there is none."""
     field = reader.fields.get(name)
     return None if field is None else field.contents()
 
 
 def copy_field(writer: Any, field: Any) -> None:
-    """Write a metadata field as another file has it."""
+    """Write a metadata field as it is in another file."""
     import gguf
 
     kind = field.types[0]

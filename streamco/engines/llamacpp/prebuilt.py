@@ -1,11 +1,11 @@
-"""Libraries of llama.cpp that somebody else has compiled, and what is checked before one is called.
+"""Libraries of llama.cpp that somebody else has compiled, and the checks before one is called.
 
 One package of the index is known: xllamacpp, whose extension module exports llama.cpp's own functions. It is never imported. Each of its
-versions has another llama.cpp, so one version is accepted, and of it the files with these SHA-256. Then a child process loads and calls the
-library, because it may need instructions that this processor lacks. The layout of its structs is compared with the one that ``binding``
-declares. At last each model is decoded in a child process once (``amx_probe.check_decoding``).
+versions has a different llama.cpp, so only one version is accepted, and only files with these SHA-256 digests. Then a child process loads
+and calls the library, because it may need instructions that this processor lacks. The layout of its structs is compared with the one that
+``binding`` declares. Finally, each model is decoded in a child process once (``amx_probe.check_decoding``).
 
-A library that the user names is called without the digest, and with all the other checks.
+A library that the user names isn't checked by its digest, but all the other checks apply.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def open_prebuilt() -> Binding:
     """Return the library of the known package.
 
     Raises:
-        EngineError: it isn't installed, isn't the file that is known, or fails a check.
+        EngineError: it isn't installed, isn't the known file, or fails a check.
     """
     path = find_prebuilt()
     if path is None:
@@ -85,7 +85,7 @@ def _open_checked(path: Path, version: str) -> Binding:
 
 
 def main(path: str) -> int:
-    """Load a library and call it: a child process does so before its parent. Return the exit status."""
+    """Load a library and call it, in a child process before the parent does so. Return the exit status."""
     binding = Binding(Path(path), "")
     layout_faults(binding)
     binding.llama_backend_init()

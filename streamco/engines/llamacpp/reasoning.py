@@ -1,8 +1,8 @@
-"""Reasoning in a model's text: what it thinks between ``<think>`` and ``</think>`` before it answers.
+"""The reasoning in a model's text: what it thinks between ``<think>`` and ``</think>`` before it answers.
 
-Servers of such models send reasoning apart from the content (DeepSeek's ``reasoning_content``). A model in this process writes one text,
-which is split here. Only the beginning of an answer is reasoning: either the model writes ``<think>`` first, or its chat template has ended
-the prompt with it. A tag that comes later is content, because the model may well write about tags.
+Servers of such models send reasoning separately from the content (DeepSeek's ``reasoning_content``). A model in this process writes one
+text, which is split here. Only the beginning of an answer is reasoning: either the model writes ``<think>`` first, or its chat template has
+ended the prompt with it. A tag that comes later is content, because the model may be writing about tags.
 
 The tags, and the whitespace around them, are in neither part.
 """
@@ -20,8 +20,8 @@ from streamco.engines.base import Engine, ReasoningFormat, TextPiece
 __all__ = ["TAGS", "ReasoningSplitter", "closed_prompt", "has_reasoning", "opens_reasoning", "splits_reasoning"]
 
 OPEN, CLOSE = TAGS = "<think>", "</think>"
-_CLOSING = "\n</think>\n\n"  # ends reasoning that hasn't begun, as templates do it for answers without any
-_TAIL = 32  # tokens at a prompt's end that are looked at: the tag, if it's written by letters, and whitespace
+_CLOSING = "\n</think>\n\n"  # ends reasoning that hasn't begun, as templates do for answers without any
+_TAIL = 32  # how many tokens at a prompt's end to look at: the tag, if it's spelled out in several tokens, and whitespace
 _NAMES = re.compile(r"deepseek[-_ .]?r1|(?<![a-z])(qwq|think(er|ing)?|reason(er|ing))(?![a-z])", re.IGNORECASE)
 
 _State = Literal["start", "lead", "reasoning", "gap", "content"]
@@ -33,12 +33,12 @@ def has_reasoning(name: str, template: str) -> bool:
 
 
 def splits_reasoning(form: ReasoningFormat, *, has_reasoning: bool) -> bool:
-    """Return True if reasoning is kept apart from content, by the option and by what is known of the model."""
+    """Return True if reasoning is separated from content, by the option and by what is known about the model."""
     return form == "deepseek" or (form == "auto" and has_reasoning)
 
 
 def opens_reasoning(engine: Engine, ids: Sequence[int]) -> bool:
-    """Return True if a prompt ends with ``<think>``, so that the answer begins inside of it.
+    """Return True if a prompt ends with ``<think>``, so that the answer begins inside the reasoning.
 
     Only the text after the last control token counts: what comes before it may be a message that ends with the tag.
     """
@@ -46,20 +46,20 @@ def opens_reasoning(engine: Engine, ids: Sequence[int]) -> bool:
 
 
 def _after_control(engine: Engine, ids: Sequence[int]) -> Sequence[int]:
-    """Return the ids after the last control token, which is one without bytes."""
+    """Return the ids after the last control token, recognised by having no bytes."""
     return ids[next((end for end in range(len(ids), 0, -1) if not engine.detokenize(ids[end - 1 : end])), 0) :]
 
 
 def closed_prompt(engine: Engine, ids: list[int]) -> list[int]:
-    """Return a prompt with its reasoning closed, for an answer whose content has begun or has a form."""
+    """Return a prompt with its reasoning closed, for an answer whose content has begun or must have a certain format."""
     return [*ids, *engine.tokenize(_CLOSING, special=True)] if opens_reasoning(engine, ids) else ids
 
 
 class ReasoningSplitter:
-    """Tells the reasoning of one answer from its content. Only the text of the tags and of the whitespace around them is lost.
+    """Separates the reasoning of one answer from its content. Only the text of the tags and of the whitespace around them is lost.
 
-    A piece's ids stay with it, as far as its text has them. Tags and the whitespace around them become pieces without text that have the
-    ids. A token that ends with content and begins with something else gives that content without an id.
+    A piece's ids stay with its text where they belong to it. Tags and the whitespace around them become pieces without text that have the
+    ids. If a token ends with content but begins with something else, that content has no id.
 
     Args:
         is_open: the prompt ends with ``<think>``.
@@ -74,11 +74,11 @@ class ReasoningSplitter:
         self._text = ""  # of the held pieces
 
     def split(self, pieces: Sequence[TextPiece]) -> list[TextPiece]:
-        """Return the pieces that are known by now to be reasoning or content, in order."""
+        """Return the pieces that are now known to be reasoning or content, in order."""
         return list(pieces) if self._state == "content" else [each for piece in pieces for each in self._add(piece)]
 
     def flush(self) -> list[TextPiece]:
-        """Return what is held back at the end: half a tag is text, too."""
+        """Return what is held back at the end, since half a tag is text, too."""
         is_reasoning = self._state in {"lead", "reasoning"} or (self._state == "start" and self._is_open)
         return list(self._take(len(self._text), is_reasoning=is_reasoning))
 
@@ -94,7 +94,7 @@ class ReasoningSplitter:
             yield from self._step()
 
     def _step(self) -> Iterator[TextPiece]:
-        """Take what the state allows, and go on to the next state if it is over."""
+        """Take what the state allows, and move on to the next state if it is over."""
         text = self._text
         begun = text.lstrip()
         match self._state:
@@ -120,13 +120,13 @@ class ReasoningSplitter:
                 yield from self._take(len(text), is_reasoning=False)
 
     def _drop(self, length: int) -> Iterator[TextPiece]:
-        """Take so many characters out of the text; what is left of them is their ids."""
+        """Take this many characters out of the text, keeping only their ids."""
         for piece in self._take(length, is_reasoning=True):
             if piece.ids or piece.is_cut:
                 yield replace(piece, text="")
 
     def _take(self, length: int, *, is_reasoning: bool, is_whole: bool = False) -> Iterator[TextPiece]:
-        """Take so many characters from the held pieces; ``is_whole``: fewer, if they end inside a piece."""
+        """Take this many characters from the held pieces. ``is_whole``: fewer, if they end inside a piece."""
         while self._held and (self._text[:length] or not self._held[0].text):
             piece = self._held[0]
             size = len(piece.text)
@@ -144,7 +144,7 @@ class ReasoningSplitter:
 
 
 def _settled(text: str) -> int:
-    """Return how much of a text is reasoning, whatever follows: all but whitespace and the beginning of a closing tag at its end."""
+    """Return how much of a text is reasoning whatever follows: all except whitespace and the beginning of a closing tag at its end."""
     for length in range(min(len(CLOSE) - 1, len(text)), 0, -1):
         if text.endswith(CLOSE[:length]):
             text = text[:-length]

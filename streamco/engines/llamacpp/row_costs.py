@@ -1,6 +1,6 @@
 """Row costs of a loaded model: batches of 1 to 32 rows are timed for two seconds, once, and the times are kept in the user's cache.
 
-They hold for one machine, one build of llama.cpp, one model file, one number of threads and one layout of the weights.
+They are valid for one machine, one build of llama.cpp, one model file, one number of threads and one layout of the weights.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ logger = logging.getLogger("streamco.engine")
 _FIRST = (1, 8, 16, 4, 2, 3, 6, 5, 7, 32)  # timed before others, in this order, if there is no time for all
 _LATER = (12, 9, 13, 17, 24)
 ROW_SIZES = tuple(sorted(_FIRST + _LATER))
-"""Sizes that are timed. Kernels work in tiles of 4, 8 or 16 rows, so a stair ends at a multiple of 4; sizes between are on lines."""
+"""Sizes that are timed. Kernels work in tiles of 4, 8 or 16 rows, so a stair ends at a multiple of 4; sizes between are interpolated."""
 
 _SMALL = 8  # rows; sizes up to this decide about windows, so they are timed again first
 _REPEATS = 3
-_SECONDS = 2.0  # in which sizes are timed
-_PATIENCE = 4.0  # seconds that the second size may take, without which nothing is known about rows
+_SECONDS = 2.0  # for timing the sizes
+_PATIENCE = 4.0  # seconds that the second size may take; without it nothing is known about rows
 
-_STEADY = 1.25  # ratio of the longest to the shortest time of one size up to which they are kept, the median of the small sizes
-_CPU_SHARE = 0.9  # least share of the time in which the thread had a core; under a constant load it is less, and times are steady
+_STEADY = 1.25  # greatest ratio of a size's longest to shortest time (median of the small sizes) at which times are kept
+_CPU_SHARE = 0.9  # least share of the time in which the thread had a core; under a constant load it is less, although times are steady
 
 Seconds = Annotated[float, Meta(gt=0, lt=3600)]
 Rows = Annotated[int, Meta(ge=1, le=1 << 16)]
 
 
 class MeasuredCosts(NamedTuple):
-    """What was measured.
+    """The result of a measurement.
 
     Args:
-        seconds: seconds of a batch by rows; {}: it was stopped, or the model is too slow.
-        spread: how much longer the longest time of one size is than the shortest, as a ratio: the median of several sizes.
-        cpu_share: share of the time in which the thread that computes had a core, 0..1; 1 if that isn't known.
+        seconds: seconds of a batch by rows; {} if it was stopped, or the model is too slow.
+        spread: ratio of a size's longest time to its shortest, the median over several sizes.
+        cpu_share: share of the time in which the computing thread had a core, 0..1; 1 if that isn't known.
     """
 
     seconds: dict[int, float]
@@ -52,14 +52,14 @@ class MeasuredCosts(NamedTuple):
 
     @property
     def trouble(self) -> str:
-        """What other programs did to the times; "": hardly anything."""
+        """How other programs disturbed the times, or "" if they hardly did."""
         if self.spread > _STEADY:
             return f"times differ by {100 * (self.spread - 1):.0f} %"
         return f"other programs took {100 * (1 - self.cpu_share):.0f} % of the time" if self.cpu_share < _CPU_SHARE else ""
 
 
 class _Kept(Struct, frozen=True):
-    """The file in the cache. ``key`` says what it is about, also if the file was renamed."""
+    """The file in the cache. ``key`` says what it is about, even if the file was renamed."""
 
     key: str
     seconds: Annotated[dict[Rows, Seconds], Meta(min_length=1)]
@@ -67,7 +67,7 @@ class _Kept(Struct, frozen=True):
 
 
 def least_seconds(compute: Callable[[], float], *, repeats: int = _REPEATS) -> float:
-    """Return the least seconds of several computations, which other processes disturb least; above 0."""
+    """Return the shortest time of several computations in seconds, which other processes disturb least; above 0."""
     return max(1e-6, min(compute() for _ in range(repeats)))
 
 
@@ -80,14 +80,14 @@ def measured_costs(
 ) -> MeasuredCosts:
     """Return the seconds of a batch by rows, the least of one to three, measured in about two seconds.
 
-    If the model is slow, fewer sizes are timed: those between are on lines. Above the largest one a row is assumed to cost what it costs
-    on average up to there.
+    If the model is slow, fewer sizes are timed, and the ones between are interpolated. Above the largest size, a row is assumed to cost
+    the average up to there.
 
     Args:
-        compute: computes a batch of so many rows and returns its seconds; None: it was stopped.
-        sizes: numbers of rows, of ``ROW_SIZES``.
+        compute: computes a batch of this many rows and returns its seconds, or None if it was stopped.
+        sizes: numbers of rows, from ``ROW_SIZES``.
         clock: seconds.
-        cpu_clock: seconds in which this thread had a core; None: it doesn't compute, as with a GPU.
+        cpu_clock: seconds in which this thread had a core; None if it doesn't compute, as with a GPU.
     """
     times: dict[int, list[float]] = {}
     costs: dict[int, float] = {}
@@ -130,7 +130,7 @@ def _expected(costs: Mapping[int, float], rows: int) -> float:
 
 
 def _with_largest(costs: Mapping[int, float], largest: int) -> dict[int, float]:
-    """Return costs with one more size, on the line through the smallest and the largest that were measured, if it wasn't itself."""
+    """Return costs with the size ``largest``; if it wasn't measured, it lies on the line through the smallest and largest measured."""
     first, last = min(costs), max(costs)
     if largest <= last:
         return dict(costs)
@@ -144,8 +144,8 @@ def kept_costs(key: str, measure: Callable[[], MeasuredCosts]) -> Mapping[int, f
     A file that is damaged, or about something else, is ignored and replaced; the log says so.
 
     Args:
-        key: ``machine_key`` of the model, threads included.
-        measure: measures the costs. If other programs disturbed that, they aren't kept: the next process measures again.
+        key: ``machine_key`` of the model, including the threads.
+        measure: measures the costs. If other programs disturbed that, the costs aren't kept, and the next process measures again.
     """
     found = _read(key)
     if found is not None:

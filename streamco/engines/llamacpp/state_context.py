@@ -1,6 +1,6 @@
-"""A llama.cpp context that takes hidden states and gives hidden states: some layers of a model. Belongs to one thread.
+"""A llama.cpp context for some layers of a model, which turns hidden states into hidden states. Belongs to one thread.
 
-A state is the residual stream after a layer: ``l_out-<layer>`` in llama.cpp's graph, before any final norm. llama.cpp hands out only
+A state is the residual stream after a layer: ``l_out-<layer>`` in llama.cpp's graph, before any final norm. llama.cpp returns only
 normed states, so a tap copies the raw ones while the graph is computed. All rows are marked as outputs, because llama.cpp drops the others
 before the last layer's feed-forward network.
 """
@@ -30,7 +30,7 @@ class LayerModel:
 
     Args:
         path: the part's GGUF file.
-        repack: use kernels that need weights in another order. They give other results, and are not safe on every CPU (see ``amx_probe``).
+        repack: use kernels that need weights in another order. Their results differ, and they aren't safe on every CPU (see ``amx_probe``).
 
     Raises:
         EngineError: llama-cpp-python is missing, or llama.cpp can't load the file.
@@ -86,7 +86,7 @@ class StateBatch:
             states: shape (rows, width).
             position: position of the first.
             sequence: sequence id.
-            is_output: llama.cpp shall compute these rows up to the end of its graph; False: they only go into its memory.
+            is_output: have llama.cpp compute these rows up to the end of its graph; if False, they only go into its memory.
         """
         start, stop = self.count, self.count + len(states)
         self._states[start:stop] = states
@@ -97,7 +97,7 @@ class StateBatch:
         return slice(start, stop)
 
     def take(self) -> Any:
-        """Return llama.cpp's batch for a decode, and begin another one."""
+        """Return llama.cpp's batch for a decode, and start a new one."""
         self._batch.n_tokens, self.count = self.count, 0
         return self._batch
 
@@ -130,7 +130,7 @@ class StateContext:
     Args:
         model: the part.
         cells: KV cells of each sequence.
-        sequences: sequence ids go from 0 to ``sequences - 1``. Each has cells of its own, so that its results don't depend on the others.
+        sequences: sequence ids go from 0 to ``sequences - 1``. Each has its own cells, so that its results don't depend on the others.
         rows: number of rows that a batch may hold.
         threads: number of threads that compute.
 
@@ -170,7 +170,7 @@ class StateContext:
             sequence: sequence id of the context.
 
         Raises:
-            EngineError: they don't fit into the batch or the sequence, or have another width.
+            EngineError: they don't fit into the batch or the sequence, or have a different width.
         """
         count = len(states)
         if states.shape != (count, self.width):
@@ -181,11 +181,11 @@ class StateContext:
         return self._batch.add(states, position, sequence)
 
     def discard(self) -> None:
-        """Forget the rows that were added and not decoded."""
+        """Forget the rows that were added but not decoded."""
         self._batch.take()
 
     def decode(self) -> int:
-        """Compute the rows, forget them and return llama_decode's status: 0, ``NO_KV_SLOT``, ``ABORTED``, negative: failed.
+        """Compute the rows, forget them and return llama_decode's status: 0, ``NO_KV_SLOT``, ``ABORTED``, or negative on failure.
 
         Raises:
             EngineError: llama.cpp's graph is not as expected.
@@ -198,7 +198,7 @@ class StateContext:
         return status
 
     def _collect(self, count: int) -> NDArray[np.float32]:
-        """Return the tapped states in the order of the batch: llama.cpp cuts it into parts with equally many rows of each sequence."""
+        """Return the tapped states in the batch's order, because llama.cpp cuts it into parts with equally many rows of each sequence."""
         import numpy as np
 
         waiting: dict[int, deque[int]] = {}
@@ -229,11 +229,11 @@ class StateContext:
         return self._decoded[rows]
 
     def use_threads(self, count: int) -> None:
-        """Compute with this many threads from now on."""
+        """From now on, compute with this many threads."""
         self._library.llama_set_n_threads(self._handle, count, count)
 
     def remove(self, sequence: int, start: int, stop: int = -1) -> bool:
-        """Forget positions ``start`` to ``stop`` (-1: all after); False: the part's memory can't do that."""
+        """Forget positions ``start`` to ``stop`` (-1 for all after). Returns False if the part's memory can't do that."""
         return bool(self._library.llama_memory_seq_rm(self._memory, sequence, start, stop))
 
     def close(self) -> None:
@@ -249,7 +249,7 @@ class HeadContext:
     Args:
         model: the head part.
         threads: number of threads that compute.
-        exact: compute with the kernels for several rows, see ``batch_invariance``.
+        exact: compute with the kernels for several rows; see ``batch_invariance``.
 
     Raises:
         EngineError: there is not enough memory.
@@ -272,7 +272,7 @@ class HeadContext:
         self._batch = StateBatch(library, self._rows, model.info.width)
 
     def logits(self, state: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the logits after a state of shape (width,), shape (vocabulary,); the next call doesn't change them.
+        """Return the logits, shape (vocabulary,), after a state of shape (width,); the next call doesn't change them.
 
         Raises:
             EngineError: llama.cpp could not compute them.

@@ -1,8 +1,8 @@
-"""Jinja's sandbox with bounds: a template of a model file can't run for long, and can't make large values.
+"""Jinja's sandbox with limits: a template from a model file can't run for long, and can't create large values.
 
-A step is counted, and the clock read, in each turn of a loop and in each call of a macro, filter or test. What makes values larger (``*``,
-``+``, ``~``, filters, methods of strings, output into a variable) is checked before it runs. So only bounded work is done between two
-steps.
+A step is counted, and the clock read, in each iteration of a loop and each call of a macro, filter or test. What makes values larger
+(``*``, ``+``, ``~``, filters, methods of strings, output into a variable) is checked before it runs. So only bounded work is done between
+two steps.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = ["BoundedEnvironment", "Bounds", "TemplateBoundError"]
 
 MAX_STEPS = 200_000
 MAX_SECONDS = 2.0
-MAX_SIZE = 1 << 22  # characters of a text or elements of a list that a template makes, beyond what it is given
+MAX_SIZE = 1 << 22  # characters of a text or elements of a list that a template creates, beyond what it is given
 MAX_NUMBER = 1 << 63
 MAX_WIDTH = 10_000  # a number given to a filter or a method
-_STEP, _JOIN = "_streamco_step", "_streamco_join"  # names that a template could use too: it would only count or join more
+_STEP, _JOIN = "_streamco_step", "_streamco_join"  # names that a template could use too, but it would only count or join more
 MAX_SLOW = 1 << 16  # characters given to a filter that takes quadratic time
-# Jinja's filters, as transformers has them. A filter that a later Jinja adds is left out until ``_check_filter`` knows what it makes.
+# Jinja's filters, as in transformers. A filter that a later Jinja adds is left out until ``_check_filter`` knows what it creates.
 _FILTERS = frozenset({
     "abs", "attr", "batch", "capitalize", "center", "count", "d", "default", "dictsort", "e", "escape", "filesizeformat", "first", "float",
     "forceescape", "format", "groupby", "indent", "int", "items", "join", "last", "length", "list", "lower", "map", "max", "min", "pprint",
@@ -40,19 +40,19 @@ _FILTERS = frozenset({
     "sum", "title", "tojson", "trim", "truncate", "unique", "upper", "urlencode", "urlize", "wordcount", "wordwrap", "xmlattr",
 })  # fmt: skip
 _PADDED = re.compile(r"\d{5}")  # a large width or precision in a format
-_GIVEN_WIDTH = re.compile(r"%[^%a-zA-Z]*[*]")  # one that comes with the values
+_GIVEN_WIDTH = re.compile(r"%[^%a-zA-Z]*[*]")  # a width that comes with the values
 
 
 class TemplateBoundError(Exception):
-    """A template ran for too long, or made too large a value."""
+    """A template ran for too long, or created too large a value."""
 
 
 class Bounds:
-    """What one rendering has used.
+    """Counts what one rendering has used, and limits it.
 
     Args:
         given: characters of the messages; values may be that much larger.
-        seconds: time that it has.
+        seconds: time that the rendering may take.
     """
 
     def __init__(self, given: int = 0, seconds: float = MAX_SECONDS) -> None:
@@ -75,7 +75,7 @@ class Bounds:
             raise TemplateBoundError(f"expected it to end within {self._seconds:g} s, got more")
 
     def check_size(self, size: int) -> None:
-        """Check the size of a value that is about to be made, and the sum of all.
+        """Check the size of a value that is about to be created, and the sum of all sizes.
 
         Raises:
             TemplateBoundError: it is too large.
@@ -89,18 +89,18 @@ _current: ContextVar[Bounds] = ContextVar("bounds")
 
 
 class _Generation(Extension):
-    """Marks ``{% generation %}`` of what a model is trained to write (``AssistantTracker`` in transformers): the text inside."""
+    """The block ``{% generation %}`` around what a model is trained to write (``AssistantTracker`` in transformers): the text inside."""
 
     tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Return a block in which variables are set for itself alone."""
+        """Return a block whose variables are visible only inside it."""
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """The environment that chat templates are compiled and run in."""
+    """The environment in which chat templates are compiled and run."""
 
     intercepted_binops = frozenset({"*", "+", "**", "%"})
 
@@ -116,14 +116,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.globals[_JOIN] = _join
 
     def run(self, render: Callable[[], Any], bounds: Bounds) -> str:
-        """Return the text of a rendering, within bounds.
+        """Return the text of a rendering, within limits.
 
         Args:
             render: returns the pieces of a template's text.
             bounds: what it may use.
 
         Raises:
-            TemplateBoundError: it ran for too long, or made too large a value.
+            TemplateBoundError: it ran for too long, or created too large a value.
         """
         token = _current.set(bounds)
         try:
@@ -173,7 +173,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call(context, function, *arguments, **options)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Return the sandboxed form of a text's ``format``, checked; None: ``value`` is another function."""
+        """Return the sandboxed form of a text's ``format``, checked, or None if ``value`` is another function."""
         if super().wrap_str_format(value) is None:
             return None
         text: str = value.__self__
@@ -200,7 +200,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Formatter(SandboxedFormatter):
-    """Formats one text, and checks each field before it is made: its value may come from an attribute, its width from an argument."""
+    """Formats one text, and checks each field first, because its value may come from an attribute, its width from an argument."""
 
     _made = 0  # characters
 
@@ -211,7 +211,7 @@ class _Formatter(SandboxedFormatter):
         return super().convert_field(value, conversion)
 
     def format_field(self, value: Any, format_spec: str) -> Any:
-        """Return a field's text; the widths in ``format_spec`` are numbers here, wherever they came from."""
+        """Return a field's text; the widths in ``format_spec`` are already numbers, wherever they came from."""
         self._check(_size_within(value) + _widths(format_spec))
         return super().format_field(value, format_spec)
 
@@ -225,7 +225,7 @@ class _Formatter(SandboxedFormatter):
 
 
 class _EscapeFormatter(_Formatter, SandboxedEscapeFormatter):
-    """The same for a text that is marked as safe, in which fields are escaped."""
+    """The same for a text that is marked as safe, whose fields are escaped."""
 
 
 def _step(written: int) -> str:
@@ -262,14 +262,14 @@ def _stepped(function: Callable[..., Any]) -> Callable[..., Any]:
 def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
     name = function.__name__
 
-    @wraps(function)  # Jinja's marks too, which say what comes before the value
+    @wraps(function)  # copies Jinja's marks too, which say what comes before the value
     def bounded(*arguments: Any, **options: Any) -> Any:
         bounds = _current.get()
         bounds.step()
         start = int(hasattr(function, "jinja_pass_arg"))
         value, values = arguments[start], [*arguments[start + 1 :], *options.values()]
         if name in {"do_join", "do_sum", "do_list"} and not isinstance(value, str):
-            value = list(value)  # of a generator the size isn't known
+            value = list(value)  # a generator's size isn't known
         _check_filter(bounds, name, value, values)
         result = function(*arguments[:start], value, *arguments[start + 1 :], **options)
         if isinstance(result, str):
@@ -280,7 +280,7 @@ def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_filter(bounds: Bounds, name: str, value: Any, values: list[Any]) -> None:
-    """Check what a filter would make of a value and its arguments, and how long that takes."""
+    """Check the size of what a filter would return for a value and its arguments, and how long that takes."""
     is_json = name == "_to_json"
     _check_widths(values, 16 if is_json else MAX_WIDTH)
     given = sum(_size_within(each) for each in values if not isinstance(each, int | float) and each is not None)
@@ -289,7 +289,7 @@ def _check_filter(bounds: Bounds, name: str, value: Any, values: list[Any]) -> N
     elif name == "do_format":
         _check_format(str(value), values)
     elif name == "do_sum" and any(isinstance(each, list | tuple) for each in values):
-        raise TemplateBoundError("expected numbers to sum, got a list")  # each list so far would be copied for the next one
+        raise TemplateBoundError("expected numbers to sum, got a list")  # each partial list would be copied for the next one
     elif name in {"do_join", "do_sum", "do_list"}:
         bounds.check_size(_size_within(value) + (given * len(value) if name == "do_join" else given))
     elif name == "do_indent":
@@ -308,7 +308,7 @@ def _check_filter(bounds: Bounds, name: str, value: Any, values: list[Any]) -> N
 
 
 def _replace_joins(node: nodes.Node) -> None:
-    """Put a checked call in place of each ``~`` below a node."""
+    """Replace each ``~`` below a node by a checked call."""
     for name, value in list(node.iter_fields()):
         if isinstance(value, nodes.Node):
             setattr(node, name, _joined(value))
@@ -332,8 +332,8 @@ def _size_within(value: Any, *, beside: int = 0, level: int = 0) -> int:
 
     Args:
         value: any value of a template.
-        beside: characters that come with each part.
-        level: characters that come with each part for each level that it is nested.
+        beside: additional characters for each part.
+        level: additional characters for each part and each level that it is nested.
     """
     if isinstance(value, str | int | float):
         return _length(value)
@@ -362,7 +362,7 @@ def _length(part: Any) -> int:
 
 
 def _parts(value: Any) -> Iterator[Any] | None:
-    """Return the values that are written with a value; None: it has no parts."""
+    """Return the parts that are written when a value is written, or None if it has none."""
     if isinstance(value, Namespace):
         value = value._Namespace__attrs
     if isinstance(value, Mapping):
@@ -396,14 +396,14 @@ def _check_replacement(text: Any, old: Any = None, new: Any = None) -> None:
 
 
 def _check_format(text: str, values: Any) -> None:
-    """Check what ``%`` makes of a text and values."""
+    """Check the size of what ``%`` returns for a text and values."""
     if _GIVEN_WIDTH.search(text):
         raise TemplateBoundError('expected a format with widths of its own, got "*"')
     _current.get().check_size(len(text) + _widths(text) + (1 + text.count("%")) * _size_within(values))
 
 
 def _widths(text: str) -> int:
-    """Return at least how many characters the widths and precisions of a format add: the sum of all numbers in it."""
+    """Return an upper bound of the characters that a format's widths and precisions add: the sum of all numbers in it."""
     if _PADDED.search(text):
         raise TemplateBoundError("expected a format without large widths, got one with them")
     return sum(map(int, re.findall(r"\d+", text)))

@@ -1,7 +1,7 @@
-"""A child process that loads a model and decodes several tokens at once, because that may end the process.
+"""A child process that loads a model and decodes several tokens at once, because that may crash the process.
 
-``python -m streamco.engines.llamacpp.trial_child MODEL [tiles | plain]``; exit status 0 means that it works. A CPU that advertises AMX and
-does not grant it kills this process, and not its parent; so does a library that is called with structs of another layout.
+``python -m streamco.engines.llamacpp.trial_child MODEL [tiles | plain]``; exit status 0 means that it works. A CPU that advertises AMX but
+doesn't grant it kills this process and not its parent; so does a library that is called with structs of another layout.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     if sys.platform != "win32":
         import resource
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is an expected answer: keep no core file
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is an expected result, so keep no core file
     repack: Repacking = "tiles" if "tiles" in arguments[1:] else "plain" not in arguments[1:]
     model = LlamaModel(Path(arguments[0]), repack=repack)
     context = LlamaContext(model, cells=256, sequences=1, rows=16, threads=1)

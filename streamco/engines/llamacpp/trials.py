@@ -1,6 +1,6 @@
-"""Questions that only a trial answers, because a wrong guess ends the process: another process tries, once for a machine and a build.
+"""Answers questions that only a trial can answer, because a wrong guess would crash the process: a child process tries.
 
-The answer is kept in the user's cache.
+The answer is kept in the user's cache for the machine and the build.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ CHILD_TIMEOUT = 120.0  # seconds; loading is mostly reading the file
 
 Run = Callable[[Sequence[str]], int | None]
 Outcome = Literal["works", "dies", "unknown"]
-"""How a child ended: with status 0, killed by a signal, or in another way; "unknown", too, where none can be started."""
+"""How a child ended: with status 0, killed by a signal, or in another way. It is also "unknown" where none can be started."""
 
 
 def is_frozen() -> bool:
-    """Return True in an application bundle, whose executable would not start Python, so nothing can be tried."""
+    """Return True in an application bundle, whose executable wouldn't start Python, so that nothing can be tried."""
     return not sys.executable or bool(getattr(sys, "frozen", False))
 
 
 def outcome(key: str, arguments: Sequence[str], run: Run | None = None) -> Outcome:
-    """Return how a child process ended, now or when it was tried before.
+    """Return how a child process ended, now or in an earlier trial.
 
     Args:
         key: names what the answer depends on, as ``machine_key`` does.
         arguments: the child's module and its arguments.
-        run: runs a command and returns its exit status (negative: killed by that signal; None: it didn't end in time).
+        run: runs a command and returns its exit status (negative if killed by that signal; None if it didn't end in time).
     """
     known = _read_answer(key)
     if known is not None:
@@ -64,10 +64,10 @@ def _read_answer(key: str) -> bool | None:
     try:
         works = json.loads((cache_folder("trials") / f"{key}.json").read_bytes())["works"]
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # never tried, or unreadable: try again
+        return None  # never tried, or unreadable; try again
     return bool(works)
 
 
 def _write_answer(key: str, *, works: bool) -> None:
-    with suppress(OSError):  # no home or a full disk: the next process tries again
+    with suppress(OSError):  # no home directory or a full disk; the next process tries again
         write_whole(cache_folder("trials") / f"{key}.json", json.dumps({"works": works}).encode())

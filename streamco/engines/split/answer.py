@@ -1,10 +1,11 @@
 """The device's work on one answer of a split model: its tokens, the shallow states that it keeps, and the verdicts on its drafts.
 
-The server's states are read one row at a time: each gives the model's own next token, by the same sampler that a whole model would have. A
-draft is right if it is that token. So the text is the one that the whole model would have written with these draws, drafts or not.
+The server's states are read one row at a time: each gives the model's own next token, by the same sampler that a whole model would use. A
+draft token is right if it equals that token. So the text is the one that the whole model would have written with these draws, drafts or
+not.
 
-Which rows are computed and sent, and when, is decided by the answer's machine (``core.split.machine``), which runs elsewhere: its owner
-gets an event for each thing that happens here, and asks for the next.
+The answer's machine (``core.split.machine``), which runs elsewhere, decides which rows are computed and sent, and when: its owner gets an
+event for each thing that happens here, and asks for the next.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["AnswerOwner", "ProposeDrafts", "SplitAnswer", "SplitGeneration"]
 
 ProposeDrafts = Callable[[Sequence[int]], Sequence[int]]
-"""Returns likely next tokens from the tokens so far; an empty sequence: none."""
+"""Returns likely next tokens from the tokens so far, or an empty sequence for none."""
 
 
 class AnswerOwner(Protocol):
-    """What runs the machine of an answer.
+    """The object that runs an answer's machine.
 
     Attributes:
         tally: what the answer has sent, received and drafted; the engine counts drafts in it.
@@ -71,12 +72,12 @@ class SplitGeneration(RunningGeneration):
     ) -> None:
         super().__init__(request, model, limit=limit, buffered=buffered, wake=wake, engine=engine)
         self.owner = owner
-        self.shallow: list[States] = []  # of the tokens so far, one row each; the engine's thread writes them
+        self.shallow: list[States] = []  # of the tokens so far, one row for each; written by the engine's thread
 
     def rows(self, start: int, stop: int) -> States:
-        """Return the shallow states of rows that the machine knows of, shape (rows, width). Every thread may call it.
+        """Return the shallow states of rows that the machine knows about, shape (rows, width). Any thread may call it.
 
-        While the machine awaits deep states, the engine's thread changes none of the rows before it has got them.
+        While the machine awaits deep states, the engine's thread changes none of the rows until it has received them.
         """
         import numpy as np
 
@@ -87,14 +88,14 @@ class SplitAnswer:
     """The work on one answer. All methods belong to the engine's thread.
 
     Args:
-        generation: the request; it draws the tokens and makes text of them.
+        generation: the request; it draws the tokens and turns them into text.
         parts: the device's input layers and head.
         sequence: sequence id in the input layers.
-        propose: proposes drafts from the tokens alone, if there are no ``drafts``.
-        drafts: the draft layer's drafts; None: there is no draft layer.
+        propose: proposes drafts from only the tokens, if there are no ``drafts``.
+        drafts: the draft layer's drafts; None if there is no draft layer.
 
     Attributes:
-        computing: rows whose shallow states are asked for; None: none are.
+        computing: rows whose shallow states are requested; None if none are.
     """
 
     def __init__(
@@ -122,11 +123,11 @@ class SplitAnswer:
         self._want(1)
 
     def ask(self, command: ComputeRows) -> None:
-        """Take rows to compute at the engine's next turn."""
+        """Store which rows to compute at the engine's next turn."""
         self.computing = command
 
     def compute(self) -> None:
-        """Compute the rows that are asked for."""
+        """Compute the requested rows."""
         command = self.computing
         if command is None:
             return
@@ -136,7 +137,7 @@ class SplitAnswer:
         self._tell(RowsComputed(command.stop))
 
     def fail(self, error: Exception) -> None:
-        """Fail: no server can continue the answer.
+        """Fail, because no server can continue the answer.
 
         Raises:
             Exception: the error.
@@ -149,17 +150,17 @@ class SplitAnswer:
             self._layer.record_loss()
 
     def resume(self) -> None:
-        """Go on after the reader has taken what there was."""
+        """Continue after the reader has taken everything."""
         if not self._is_waiting and not self.generation.is_done and not self.generation.is_parked:
             self._go_on()
 
     @property
     def can_predraft(self) -> bool:
-        """True if a verdict is awaited, and there is time to draft along those that may come."""
+        """True if a verdict is awaited, and there is time to draft along possible verdicts."""
         return self._layer is not None and self._is_waiting and self._layer.can_predraft
 
     def predraft(self) -> None:
-        """Draft one step on along a verdict that may come."""
+        """Draft one more step along a possible verdict."""
         if self._layer is not None:
             self._layer.predraft()
 
@@ -208,13 +209,13 @@ class SplitAnswer:
         self._tell(RowsAdded(len(self._tokens), states))
 
     def _draw(self, state: States) -> int | None:
-        """Return the model's next token after a deep state; None: the answer has ended before it."""
+        """Return the model's next token after a deep state, or None if the answer has ended before it."""
         made = self.generation.made
         self.generation.accept(self._head.logits(state))
         return self.generation.next_token if self.generation.made > made else None
 
     def _record(self, layer: AnswerDrafts, deep: States) -> None:
-        """Let the draft layer read what was verified: the prompt the first time, then a token and its accepted drafts."""
+        """Let the draft layer read what was verified: first the prompt, later a token and its accepted drafts."""
         import numpy as np
 
         start = len(self._tokens) - len(deep) if layer.has_prompt else 0
@@ -222,7 +223,7 @@ class SplitAnswer:
 
     def _drop(self, count: int) -> None:
         del self._tokens[-count:], self._shallow[-count:]
-        if self._layer is None:  # which else has the input layers read what it needs
+        if self._layer is None:  # otherwise the draft layer has the input layers read what it needs
             self._input.truncate(len(self._tokens), self.sequence)
         self._tell(Truncated(len(self._tokens)))
 

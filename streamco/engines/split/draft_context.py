@@ -1,4 +1,4 @@
-"""A llama.cpp context of a draft layer: states in, logits over the drafted vocabulary and the state before them out.
+"""A llama.cpp context of a draft layer, which turns states into logits over the drafted vocabulary and the state before them.
 
 Belongs to one thread.
 """
@@ -20,7 +20,7 @@ _ROWS = 512  # of a decode
 
 
 class DraftContext:
-    """Reads rows and, on request, predicts.
+    """A draft layer's context, which reads rows and predicts on request.
 
     Args:
         model: the draft layer.
@@ -66,7 +66,7 @@ class DraftContext:
         Raises:
             EngineError: the positions don't fit, or llama.cpp could not compute them.
         """
-        self._library.llama_set_embeddings(self._handle, False)  # True makes an output of every row
+        self._library.llama_set_embeddings(self._handle, False)  # True would make an output of every row
         for start in range(0, len(states), self._rows):
             self._decode(states[start : start + self._rows], position + start, sequence, is_output=False)
 

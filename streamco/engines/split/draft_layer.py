@@ -1,7 +1,8 @@
-"""The draft layer of a split model, which guesses what the server's layers would give (HAT, section 3.4). Belongs to one thread.
+"""The draft layer of a split model, which guesses the output of the server's layers (HAT, section 3.4). Belongs to one thread.
 
 It reads, for each token, the deep state of the token before and the shallow state of this one. The device has both for every verified
-token: one came from the server, the other was sent there. For the tokens of a draft, the layer's own guesses take the place of deep states.
+token: one came from the server, and the other was sent there. For the tokens of a draft, the layer's own guesses take the place of deep
+    states.
 So after a verdict ``extend`` reads the verified tokens again, with their true deep states.
 """
 
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["DraftPart", "DraftStep"]
 
 CANDIDATES = 8
-"""Tokens of a guess."""
+"""Number of tokens in a guess."""
 
-_FEW_ROWS = 17  # of a round: the longest draft and the token before it
+_FEW_ROWS = 17  # of a round, with the longest draft and the token before it
 _FORMAT = "1"  # of the files in the cache
 
 
@@ -38,7 +39,7 @@ class DraftStep(Struct, frozen=True):
 
     Args:
         ids: the likeliest token ids, best first.
-        probabilities: of each among the drafted vocabulary.
+        probabilities: probability of each within the drafted vocabulary.
         deep: the guessed deep state, which the next step takes, shape (width,).
     """
 
@@ -48,19 +49,19 @@ class DraftStep(Struct, frozen=True):
 
 
 class DraftPart:
-    """A trained draft layer beside the parts of its model.
+    """A trained draft layer, used with the parts of its model.
 
     Args:
         weights: the trained weights' file.
         input_part, head_part: the device's parts of the model.
-        vocabulary: fingerprint of the model's vocabulary; None: not checked.
+        vocabulary: fingerprint of the model's vocabulary; None if not checked.
         cells: positions of each sequence.
         sequences: number of sequences, with ids from 0.
         threads: number of threads that compute.
 
     Raises:
-        ConfigError: the weights are for another model, or for another number of input layers.
-        EngineError: a part is no part of a model, or llama.cpp can't load the layer.
+        ConfigError: the weights are for a different model or number of input layers.
+        EngineError: a file isn't a part of a model, or llama.cpp can't load the layer.
     """
 
     def __init__(
@@ -104,14 +105,14 @@ class DraftPart:
         return frozenset(self._rows.tolist())
 
     def normed(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return raw deep states, as a server sends them, after the model's final norm: what ``step`` and ``extend`` take."""
+        """Apply the model's final norm to raw deep states, as a server sends them; the result is what ``step`` and ``extend`` take."""
         return _rms(states, self._epsilon) * self._norm
 
     def step(self, deep: NDArray[np.float32], shallow: NDArray[np.float32], position: int, sequence: int = 0) -> DraftStep:
         """Read one token and guess the next one.
 
         Args:
-            deep: state of the token before, after the final norm, shape (width,): a verified one or the last guess. Zeros: not known.
+            deep: state of the token before, after the final norm, shape (width,): a verified one or the last guess; zeros if not known.
             shallow: state of this token after the input layers, shape (width,).
             position: this token's position, from 0; later positions must be empty.
             sequence: sequence id.
@@ -143,7 +144,7 @@ class DraftPart:
 
         given = np.concatenate([_rms(deep, self._epsilon), _rms(shallow, self._epsilon)], axis=1)
         joined: NDArray[np.float32]
-        # BLAS shares even one row among threads, and waits for those that a busy machine doesn't run: 20 ms for 16 rows instead of 1.7.
+        # BLAS shares even one row among threads, and waits for threads that a busy machine doesn't run: 20 ms for 16 rows instead of 1.7.
         joined = np.einsum("ri,oi->ro", given, self._fuse) if len(given) <= _FEW_ROWS else given @ self._fuse.T
         return joined
 

@@ -1,8 +1,8 @@
 """How long the drafts of a split model are: a window policy applied to what was measured. Belongs to the engine's thread.
 
-A token more costs a draft step, and what a row more takes on the way and at the server. If the policy ends drafts early by their
-acceptance (``policies.window.Confident``), that is the step that a token must be worth. On a server without a GPU a row may cost more than
-its token is worth, even the first one. Then nothing is drafted, except in a round now and then, which shows whether that has changed.
+Each additional token costs a draft step, and the time of one more row on the way and at the server. If the policy ends drafts early by
+their acceptance (``policies.window.Confident``), that is the step that a token must be worth. On a server without a GPU a row may cost more
+than its token is worth, even the first one. Then nothing is drafted, except in an occasional round, which shows whether that has changed.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from streamco.policies.window import EndsAtDoubtfulToken, EndsDraftsEarly, Windo
 __all__ = ["LONGEST", "Confidence", "DraftLengths"]
 
 Confidence = float | Match
-"""What speaks for a token of a draft: its probability at the draft layer, or the match of earlier text that it followed."""
+"""The evidence for a token of a draft: its probability at the draft layer, or the match of earlier text that it followed."""
 
 LONGEST = 16
-"""Most tokens of a draft."""
+"""Maximum number of tokens in a draft."""
 
-_PROBE = 16  # rounds without drafts, hits of branches that aren't sent, or matches that aren't looked up, until one is
-_ACCEPTANCE = 0.5  # of a token, until verdicts say more
+_PROBE = 16  # rounds without drafts, unsent hits of branches, or matches that aren't looked up, until one is tried
+_ACCEPTANCE = 0.5  # of a token, until verdicts tell more
 _LONG_WAIT = 1e9  # seconds
 _BRANCH_SHARE, _PRIOR_BRANCHES = 0.75, 8.0  # of the accepted tokens of other drafts; weight of that in drafts
-_STEPS = 15  # times that the median of a step is taken of
-_FIRST = 8  # rounds, before which nothing is said against drafts
-_LOOKAHEAD = 4  # tokens of a draft that is compared with none
+_STEPS = 15  # number of times from which the median of a step is taken
+_FIRST = 8  # rounds before which drafts aren't given up
+_LOOKAHEAD = 4  # length of the draft that is compared with no draft
 _MEMORY = 0.98  # weight of a round after the next one
-_MATCH_ACCEPTANCE = 0.9, 0.4  # at the longest matches, and how much less at the shortest, until verdicts say more
-_LOOKUP_SHARE = 0.7  # of the draft layer's acceptance that is enough, because a looked up token costs no step and more tokens follow it
+_MATCH_ACCEPTANCE = 0.9, 0.4  # at the longest matches, and how much less at the shortest, until verdicts tell more
+_LOOKUP_SHARE = 0.7  # share of the draft layer's acceptance that is enough, as a looked-up token costs no step and more follow it
 
 
 class _StepTime:
@@ -54,11 +54,11 @@ class _StepTime:
 
 
 class DraftLengths:
-    """The lengths of the drafts of all answers of an engine.
+    """Decides the lengths of the drafts of all answers of an engine.
 
     Args:
         policy: proposes windows.
-        row_seconds: returns by how many seconds a row more makes a trip longer, from the number of its rows; 0: not known.
+        row_seconds: returns by how many seconds one more row makes a trip longer, from the number of its rows; 0 if not known.
     """
 
     def __init__(self, policy: WindowPolicy, row_seconds: Callable[[int], float]) -> None:
@@ -68,8 +68,8 @@ class DraftLengths:
         self._min_confidence = policy.min_confidence if isinstance(policy, EndsAtDoubtfulToken) else 0.0
         self._previous = policy.first
         self._step, self._short_step = _StepTime(), _StepTime()
-        self._tokens = DecayedRatio(_MEMORY)  # a round
-        self._seconds = DecayedRatio(_MEMORY)  # a round
+        self._tokens = DecayedRatio(_MEMORY)  # per round
+        self._seconds = DecayedRatio(_MEMORY)  # per round
         self._lookup_step = _StepTime()
         self._accepted = DecayedRatio(_MEMORY, _ACCEPTANCE, 8.0)  # of the first token
         self._layer_accepted = DecayedRatio(_MEMORY, _ACCEPTANCE, 8.0)  # of the draft layer's tokens
@@ -83,17 +83,17 @@ class DraftLengths:
 
     @property
     def step_seconds(self) -> float:
-        """Seconds of a draft step; 0: not known."""
+        """Seconds of a draft step; 0 if not known."""
         return self._step.value
 
     @property
     def wait(self) -> float:
-        """Seconds from sending rows to their deep states, what equation 6 of HAT predicts; a long time until it was measured."""
+        """Seconds from sending rows to their deep states, which HAT's equation 6 predicts; a very long time until it is measured."""
         return self._wait.value
 
     @property
     def usual_window(self) -> int:
-        """Most tokens of the last draft that was made."""
+        """Maximum length of the last draft that was made."""
         return self._previous
 
     @property
@@ -108,9 +108,9 @@ class DraftLengths:
         return self._calibration.acceptance(confidence)
 
     def should_look_up(self, match: Match) -> bool:
-        """Return True if what followed a match should be drafted; False: the draft layer's own guess is likelier by far.
+        """Return True if what followed a match should be drafted, or False if the draft layer's own guess is far likelier.
 
-        One in some is looked up all the same, to learn whether that is still so.
+        Now and then one is looked up anyway, to learn whether that is still so.
         """
         if self.acceptance(match) >= _LOOKUP_SHARE * self._layer_accepted.value:
             return True
@@ -118,12 +118,12 @@ class DraftLengths:
         return self._declined % _PROBE == 0
 
     def should_send_branch(self, tokens: int) -> bool:
-        """Return True if a branch's draft should be sent as it is; False: drafting from the verified deep states is worth its time.
+        """Return True if a branch's draft should be sent as it is, or False if drafting from the verified deep states is worth its time.
 
-        A branch was drafted from guessed states, so fewer of its tokens are accepted. One in some is sent to learn how many.
+        A branch was drafted from guessed states, so fewer of its tokens are accepted. Now and then one is sent to learn how many.
 
         Args:
-            tokens: most tokens of the draft.
+            tokens: maximum length of the draft.
         """
         self._hits += 1
         if self._hits % _PROBE == 0 or not self._tokens.events:
@@ -136,7 +136,7 @@ class DraftLengths:
         return saved > expected - total / events
 
     def window(self) -> int:
-        """Return the most tokens of the next draft; 0: drafting doesn't pay at present."""
+        """Return the maximum length of the next draft, or 0 if drafting doesn't pay at present."""
         state = self._state(1)
         if self._ends_early is not None and not self._is_worthwhile(state.rate):
             self._skipped = (self._skipped + 1) % _PROBE
@@ -147,7 +147,7 @@ class DraftLengths:
         return self._previous
 
     def _is_worthwhile(self, rate: float) -> bool:
-        """Return True if a draft of some length gives more tokens than the rounds give in the time that it takes."""
+        """Return True if a draft of some length gives more tokens than rounds give on average in the time that it takes."""
         if self._tokens.events < _FIRST:
             return True
         gain, seconds, chance = 0.0, 0.0, 1.0
@@ -160,7 +160,7 @@ class DraftLengths:
         return False
 
     def _token_seconds(self, drafted: int, *, is_lookup: bool = False) -> float:
-        """Return what the last of so many draft tokens takes: its step and its row, beside those of the answer's last token."""
+        """Return the seconds that the last of this many draft tokens adds: those of its step and its row."""
         step = self._lookup_step if is_lookup and self._lookup_step.is_measured else self._step
         return step.value + self._row_seconds(drafted + 1)
 
@@ -178,7 +178,7 @@ class DraftLengths:
         """Return True if a draft of these confidences, at least one, should end with its last token.
 
         Args:
-            confidences: of the draft's tokens.
+            confidences: confidences of the draft's tokens.
             is_lookup: the token after them would be looked up, so it costs no step.
         """
         last = confidences[-1]
@@ -190,11 +190,11 @@ class DraftLengths:
         return chance < self._ends_early.min_acceptance(self._state(len(confidences) + 1, is_lookup=is_lookup), self._previous)
 
     def record_step(self, seconds: float, *, has_row: bool = False) -> None:
-        """Record the time of a draft step. ``has_row``: the input layers' row was known from a branch; else it is included."""
+        """Record the time of a draft step. ``has_row``: the input layers' row was known from a branch; otherwise it is included."""
         (self._short_step if has_row else self._step).record(seconds)
 
     def record_lookup(self, seconds: float) -> None:
-        """Record the time that a looked up token took: the input layers' row."""
+        """Record the time that a looked-up token took, for the input layers' row."""
         self._lookup_step.record(seconds)
 
     def record_wait(self, seconds: float) -> None:
@@ -205,8 +205,8 @@ class DraftLengths:
         """Record how many tokens of a draft were accepted.
 
         Args:
-            confidences: of the draft's tokens.
-            accepted: tokens that were accepted.
+            confidences: confidences of the draft's tokens.
+            accepted: number of accepted tokens.
             is_branch: the draft is a branch's, made from guessed deep states.
         """
         if not confidences:
@@ -223,12 +223,12 @@ class DraftLengths:
                 self._layer_accepted.record(float(place < accepted))
 
     def record_round(self, tokens: int, seconds: float) -> None:
-        """Record a whole round: its tokens, the correction included, and its time, drafting included."""
+        """Record a whole round: its tokens, including the correction, and its time, including drafting."""
         self._tokens.record(tokens)
         self._seconds.record(seconds)
 
 
 def _match_prior(length: int) -> float:
-    """Return the acceptance that is believed of a match's next token at first: 0.55 after two tokens, 0.9 after sixteen."""
+    """Return the acceptance assumed at first for the token after a match: 0.55 after two tokens, 0.9 after sixteen."""
     most, less = _MATCH_ACCEPTANCE
     return most - less * (1 - length / LONGEST_MATCH)

@@ -1,11 +1,11 @@
-"""Continuations of one answer on the device: the shallow state and the guess after each, computed when they are asked for.
+"""Continuations of one answer on the device: the shallow state and the guess after each, computed on request.
 
 While a verdict is out, the device drafts along several continuations (HAT, section 3.5). All of them share one sequence in the memories of
 the input layers and of the draft layer, which hold one continuation at a time. To compute another one, what the two have in common stays,
-and the rest is computed again. So no branch needs memory of its own, and what a memory holds is never in doubt. Belongs to the engine's
+and the rest is computed again. So no branch needs separate memory, and it is always clear what a memory holds. Belongs to the engine's
 thread.
 
-A path is a continuation: token ids from the answer's last token on, which is the first that the layers have not read.
+A path is a continuation: token ids starting with the answer's last token, which is the first that the layers have not read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Continuation = tuple[int, ...]
 
 
 class _Unread(NamedTuple):
-    """Verified tokens that the draft layer has not read: deep states before them, their shallow states, position of the first."""
+    """Verified tokens that the draft layer has not read: the deep states before them, their shallow states, and the first position."""
 
     before: States
     shallow: States
@@ -52,13 +52,13 @@ class DraftTree:
         self._last: States | None = None  # deep state of the token before it, after the final norm
         self._rows: dict[Continuation, States] = {}
         self._guesses: dict[Continuation, DraftStep] = {}
-        self._verified: list[int] = []  # tokens before a path that the input layers' memory may not hold
-        self._held: list[int] = []  # tokens that it holds, from the first of these on
-        self._read: Continuation = ()  # what the draft layer's memory holds of paths
+        self._verified: list[int] = []  # tokens before a path that may be missing in the input layers' memory
+        self._held: list[int] = []  # tokens that it holds, beginning with the first of these
+        self._read: Continuation = ()  # the part of a path that the draft layer's memory holds
         self._unread: _Unread | None = None
 
     def start(self, position: int) -> None:
-        """Begin, after the input layers have read the prompt: ``position`` tokens."""
+        """Begin after the input layers have read the prompt of ``position`` tokens."""
         self._position = position
 
     # Verified tokens
@@ -81,7 +81,7 @@ class DraftTree:
         self._unread, self._last = _Unread(before, shallow, position), normed[-1]
 
     def advance(self, path: Continuation) -> None:
-        """Begin after a verified path. What is known of its continuations is kept, the rest is forgotten."""
+        """Begin after a verified path. What is known about its continuations is kept, and the rest is forgotten."""
         length = len(path)
         self._rows = {each[length:]: row for each, row in self._rows.items() if each[:length] == path and len(each) > length}
         self._guesses = {each[length:]: step for each, step in self._guesses.items() if each[:length] == path and len(each) > length}
@@ -112,7 +112,7 @@ class DraftTree:
         return path in self._guesses
 
     def forget_guesses(self) -> None:
-        """Forget all guesses: verified deep states make better ones."""
+        """Forget all guesses, because verified deep states give better ones."""
         self._guesses.clear()
 
     def row(self, path: Continuation) -> States:
@@ -131,7 +131,7 @@ class DraftTree:
         return found
 
     def _hold(self, path: Continuation) -> None:
-        """See that the input layers' memory holds a path and no more."""
+        """Make sure that the input layers' memory holds exactly a path."""
         wanted = [*self._verified, *path]
         common = _common(wanted, self._held)
         if common < len(self._held):
@@ -146,13 +146,13 @@ class DraftTree:
         return self._position - len(self._verified)
 
     def _compute(self, token: int) -> States:
-        # One row at a time: with 16-bit weights several rows at once round differently, and the text might depend on the drafts.
+        # One row at a time, because with 16-bit weights several rows at once round differently, and the text might depend on the drafts.
         state: States = self._input.run(self._head.embed([token]), self._base + len(self._held), self._sequence)[0]
         self._held.append(token)
         return state
 
     def _step(self, path: Continuation) -> DraftStep:
-        """Have the draft layer read a path, the part that it holds left out, and return its last guess."""
+        """Have the draft layer read the part of a path that it doesn't hold yet, and return its last guess."""
         before = self._before(path)  # may read other paths
         self._read_verified()
         common = _common(self._read, path[:-1])
@@ -182,6 +182,6 @@ class DraftTree:
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return how many tokens two sequences have in common at their beginning."""
+    """Return the length of the common beginning of two sequences."""
     pairs = zip(first, second, strict=False)
     return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))

@@ -1,4 +1,4 @@
-"""Drafts of one answer by the draft layer, which follows the answer's verified tokens. Belongs to the engine's thread."""
+"""The draft layer's drafts of one answer, which follow the answer's verified tokens. Belongs to the engine's thread."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ class DraftOptions(Struct, frozen=True):
     """How a split model drafts.
 
     Args:
-        weights: the draft layer's weights, a path; None: those for this model that are packaged or in the user's cache folder
+        weights: path of the draft layer's weights; None for this model's weights in the package or in the user's cache folder
             (``make draft-layer``).
         window: tokens of a draft: a number from 1 to 16, or a policy. "confident" ends each draft when its next token isn't worth its time,
-            by measured times and acceptance. "threshold" ends it with the first token that is less than 0.6 probable (HAT, equation 5).
-            Others, or other numbers of theirs: a ``streamco.policies.window.WindowPolicy``.
-        parallel: how many tokens of each position of a draft begin branches, which are drafted while the verdict is out; 0: none are.
-            "auto": three, if the round trip without the server's time holds a draft step, and as long as a tenth of the verdicts match a
-            branch. If fewer do, one round in 16 has branches.
-        branches: "ranked" drafts the likeliest verdicts first, and sends a branch's draft only if that is worth more than one from verified
-            states. "last" is the paper's rule: branches begin at the draft's last token, and are sent (HAT, section 3.5).
-        lookup: if the last tokens have occurred before, in prompt or answer, what followed them is drafted without the draft layer, as long
+            by measured times and acceptance. "threshold" ends it with the first token whose probability is below 0.6 (HAT, equation 5).
+            For other policies or parameters, pass a ``streamco.policies.window.WindowPolicy``.
+        parallel: how many tokens at each position of a draft begin branches, which are drafted while the verdict is out; 0 for none.
+            "auto" means three, if the round trip without the server's time is long enough for a draft step, and as long as a tenth of the
+            verdicts match a branch. If fewer do, one round in 16 has branches.
+        branches: "ranked" drafts the likeliest verdicts first, and sends a branch's draft only if it is worth more than a draft from
+            verified states. "last" is the paper's rule: branches begin at the draft's last token, and are sent (HAT, section 3.5).
+        lookup: if the last tokens have occurred before, in the prompt or answer, draft what followed them without the draft layer, as long
             as such tokens are accepted nearly as often as the layer's.
 
     Raises:
@@ -96,9 +96,9 @@ class DraftOptions(Struct, frozen=True):
 
 
 def find_draft_layer(vocabulary: str, width: int, input_layers: int) -> Path | None:
-    """Return the weights that were trained for such a model: from this package, or from the user's cache folder; None: there are none.
+    """Return the weights that were trained for such a model, from this package or the user's cache folder, or None if there are none.
 
-    A file of the cache folder that is damaged is left out, with a warning.
+    A damaged file in the cache folder is ignored with a warning.
 
     Raises:
         ConfigError: a packaged file is damaged.
@@ -110,7 +110,7 @@ def find_draft_layer(vocabulary: str, width: int, input_layers: int) -> Path | N
 
 
 def _trained_layers() -> Iterator[tuple[Path, DraftMeta]]:
-    """Give the files of weights and their models: the packaged ones first, then those in the cache folder by name."""
+    """Yield the files of weights and their models: the packaged ones first, then those in the cache folder by name."""
     for entry in files("streamco.engines.split").joinpath("draft_layers").iterdir():
         if entry.name.endswith(".npz"):
             with as_file(entry) as path:
@@ -134,8 +134,8 @@ class AnswerDrafts:
         layer: the draft layer.
         parts: the device's input layers and head.
         sequence: sequence id in the layer and in the input layers.
-        lengths: says how long drafts are; one for all answers of an engine.
-        parallel: says how many branches are drafted; one for all answers, too.
+        lengths: decides how long drafts are; shared by all answers of an engine.
+        parallel: decides how many branches are drafted; also shared by all answers.
         options: says which branches are drafted.
 
     Attributes:
@@ -162,10 +162,10 @@ class AnswerDrafts:
         self._path: Continuation = ()  # the answer's last token and its draft, which are out
         self._confidences: list[Confidence] = []  # of the draft
         self._is_branch = False  # the draft is a branch's
-        self._began: float | None = None  # time at which its round began; None: its time says nothing
+        self._began: float | None = None  # time at which its round began; None if its time tells nothing about drafts
         self._sent_at = 0.0
         self._most = 0  # most tokens of a path
-        self._plan: Iterator[None] | None = None  # what to draft while the verdict is out; None: no more
+        self._plan: Iterator[None] | None = None  # what to draft while the verdict is out; None if there is nothing more
         self._has_branches = False  # the round has begun one
 
     @property
@@ -174,11 +174,11 @@ class AnswerDrafts:
         return self._has_prompt
 
     def record(self, shallow: States, deep: States, position: int) -> None:
-        """Take verified tokens: those of the prompt, later a token and its accepted draft tokens.
+        """Take verified tokens: first the prompt's, later a token and its accepted draft tokens.
 
         Args:
             shallow: their states after the input layers, shape (tokens, width).
-            deep: the server's states of the last of them, shape (tokens or fewer, width). Those of a prompt are not all sent.
+            deep: the server's states of the last of them, shape (tokens or fewer, width). Not all of a prompt's states are sent.
             position: position of the first token.
         """
         self._tree.record(shallow, deep, position)
@@ -200,17 +200,17 @@ class AnswerDrafts:
             self.counts.accepted += accepted
 
     def record_accepted(self, count: int) -> None:
-        """Count the looked up tokens among the draft's first ones, which were accepted; all that is needed after an answer's last round."""
+        """Count the looked-up tokens among the ``count`` accepted ones; that is all that is needed after an answer's last round."""
         self.lookups.accepted += sum(isinstance(each, Match) for each in self._confidences[:count])
 
     def record_arrival(self) -> None:
-        """Record that the deep states have come: nothing more is drafted before the verdict is known."""
+        """Record that the deep states have come, so nothing more is drafted before the verdict is known."""
         self._plan = None
         if self._began is not None:
             self._lengths.record_wait(monotonic() - self._sent_at)
 
     def record_loss(self) -> None:
-        """Record that a session was lost in this round, so that the time of the round says nothing of drafts."""
+        """Record that a session was lost in this round, so that the round's time tells nothing about drafts."""
         self._began = None
 
     # Drafts
@@ -219,8 +219,8 @@ class AnswerDrafts:
         """Return a draft that follows the last token, and the shallow states of that token and of the draft.
 
         Args:
-            tokens: those of prompt and answer, of which the input layers have not read the last.
-            most: most tokens of the draft.
+            tokens: tokens of prompt and answer, the last of which the input layers have not read.
+            most: maximum length of the draft.
         """
         self._began, self._confidences, self._path = monotonic(), [], (tokens[-1],)
         if self._options.lookup:
@@ -242,7 +242,7 @@ class AnswerDrafts:
         return list(self._path[1:]), [self._tree.row(self._path[:end]) for end in range(1, len(self._path) + 1)]
 
     def _takes_branch(self, window: int) -> bool:
-        """Return True if a branch begins with the answer's last token, and its draft is to be sent as it is."""
+        """Return True if a branch begins with the answer's last token, and its draft should be sent as it is."""
         is_hit = self._tree.has_guess(self._path)
         self.counts.hits += is_hit
         if self._has_branches:
@@ -253,16 +253,16 @@ class AnswerDrafts:
         return self._options.branches == "last" or self._lengths.should_send_branch(window)
 
     def _is_drafted(self, path: Continuation) -> bool:
-        """Return True if the draft goes on after a path, and no step is needed for that."""
+        """Return True if the draft continues after a path without needing a step."""
         return self._tree.has_guess(path) and self._tree.has_row((*path, self._tree.guess(path).ids[0]))
 
     def _match(self) -> Match | None:
-        """Return the token that earlier text proposes after the draft so far; None: the draft layer guesses."""
+        """Return the token that earlier text proposes after the draft so far, or None if the draft layer should guess."""
         match = self._lookup.next_token(self._path[1:]) if self._options.lookup and not self._is_branch else None
         return match if match is not None and self._lengths.should_look_up(match) else None
 
     def _extend(self, match: Match | None) -> bool:
-        """Add a token to the draft; return False if it is a branch's or was looked up, and has no more."""
+        """Add a token to the draft; return False if the draft is a branch's or was looked up, and has no more tokens."""
         if match is not None:
             self._look_up(match)
             return True
@@ -301,12 +301,12 @@ class AnswerDrafts:
         return self._plan is not None and monotonic() - self._sent_at + self._lengths.step_seconds <= self._lengths.wait
 
     def predraft(self) -> None:
-        """Draft one step on along a verdict that may come."""
+        """Draft one more step along a possible verdict."""
         if self._plan is not None and next(self._plan, _END) is _END:
             self._plan = None
 
     def _draft_branches(self, tokens: int) -> Iterator[None]:
-        """Draft branches that begin with so many tokens of each position; each step is one of the draft layer at most, with its row."""
+        """Draft branches that begin with this many tokens at each position; each step is at most one of the draft layer, with its row."""
         if self._is_branch:
             self._tree.forget_guesses()
         for end in range(1, len(self._path) + 1):
@@ -330,7 +330,7 @@ class AnswerDrafts:
                     break
 
     def _rank(self, count: int) -> list[_Start]:
-        """Return the beginnings of branches, ``count`` at each position at most, likeliest first."""
+        """Return the beginnings of branches, at most ``count`` at each position, likeliest first."""
         path = self._path
         guesses = [self._tree.guess(path[:end]) for end in range(1, len(path) + 1)]
         if self._options.branches == "last":

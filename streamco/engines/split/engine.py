@@ -1,7 +1,7 @@
-"""The engine of a split model on the device: one thread owns the input layers and the head, servers compute the layers between them.
+"""The engine of a split model on the device: one thread owns the input layers and the head; servers compute the layers between them.
 
 It is an ``Engine`` like the one that runs a whole model: tokens, text, template and sampling never leave this machine. But an answer needs
-an owner that runs its machine (``core.split.machine``) and sends the states to a server. The engine computes what the owner asks for, and
+an owner that runs its machine (``core.split.machine``) and sends the states to a server. The engine computes what the owner requests, and
 tells it what happened.
 """
 
@@ -48,25 +48,25 @@ logger = logging.getLogger("streamco.engine")
 
 
 class ServerFacts(Protocol):
-    """What the engine asks of the link to the servers, from its own thread or another."""
+    """What the engine asks the link to the servers, from its own thread or another."""
 
     @property
     def max_positions(self) -> int:
-        """Most positions of a session: prompt and answer together."""
+        """Maximum number of positions in a session, prompt and answer together."""
         ...
 
     def row_seconds(self, rows: int) -> float:
-        """Return by how many seconds a trip of ``rows`` rows is longer than one of a row fewer; 0: not known."""
+        """Return how many seconds longer a trip of ``rows`` rows is than one with a row less; 0 if not known."""
         ...
 
     @property
     def round_trip(self) -> float:
-        """Seconds of a trip in which the server computes nothing, without the upload; 0: not measured."""
+        """Seconds of a trip in which the server computes nothing, without the upload; 0 if not measured."""
         ...
 
 
 class MakeLink(Protocol):
-    """Makes the link when the parts are known."""
+    """Makes the link once the parts are known."""
 
     def __call__(self, info: PartInfo, context_tokens: int, /) -> ServerFacts:
         """Return the link to servers with the layers after those of ``info``."""
@@ -74,7 +74,7 @@ class MakeLink(Protocol):
 
 
 class _Work(NamedTuple):
-    """What an answer's owner asks for: a method of the answer, with its argument."""
+    """A request of an answer's owner: a method of the answer, with its argument."""
 
     generation: SplitGeneration
     function: Callable[..., None]
@@ -82,7 +82,8 @@ class _Work(NamedTuple):
 
 
 def device_parts(parts: str | Path) -> tuple[Path, Path]:
-    """Return the files of the input layers and of the head, from their common beginning: ``parts/NAME`` of ``parts/NAME.input.gguf``.
+    """Return the files of the input layers and of the head, from the beginning of their paths: ``parts/NAME`` for
+    ``parts/NAME.input.gguf``.
 
     Raises:
         ConfigError: one of them is missing; the text says what is at the path instead.
@@ -96,7 +97,7 @@ def device_parts(parts: str | Path) -> tuple[Path, Path]:
 
 
 def _hint(start: Path) -> str:
-    """Return what a path is if it isn't the beginning of parts; "" if nothing is there."""
+    """Return what a path is if it isn't the beginning of parts, or "" if nothing is there."""
     if start.is_dir():
         names = sorted(file.name.removesuffix(".input.gguf") for file in start.glob("*.input.gguf"))
         return f"; {start} is a folder, with the parts {', '.join(str(start / name) for name in names) or 'of no model'}"
@@ -107,29 +108,29 @@ def _hint(start: Path) -> str:
 
 
 def no_drafts(_tokens: Sequence[int]) -> Sequence[int]:
-    """Propose nothing: each trip makes one token."""
+    """Propose nothing, so that each trip gives one token."""
     return ()
 
 
 class SplitEngine:
-    """The device's parts of a model, loaded and ready. Loading blocks: create it in a worker thread.
+    """The device's parts of a model, loaded and ready. Loading blocks, so create it in a worker thread.
 
     Args:
-        parts: common beginning of the parts' files, see ``device_parts``.
+        parts: common beginning of the paths of the parts' files; see ``device_parts``.
         link: makes the link to the servers.
-        options: ``context_tokens``, ``max_sequences``, ``threads``, ``ring_tokens`` and ``exact`` count; the others must be the
+        options: ``context_tokens``, ``max_sequences``, ``threads``, ``ring_tokens`` and ``exact`` have an effect; the others must be the
             defaults.
-        propose: proposes drafts from the tokens alone, if there is no draft layer.
-        drafts: the draft layer to draft with, "auto": the one for this model that is packaged or in the user's cache folder, if there is
-            one; None: none.
+        propose: proposes drafts from only the tokens, if there is no draft layer.
+        drafts: the draft layer to draft with; "auto" for the one for this model in the package or in the user's cache folder, if there is
+            one; None for no draft layer.
 
     Raises:
-        ConfigError: a file is missing or of another model, or an option has no effect here.
+        ConfigError: a file is missing or belongs to another model, or an option has no effect here.
         EngineError: the parts can't be loaded.
     """
 
     takes_grammars = has_grammars()
-    """Answers can be held to ``GenerationRequest.grammar``."""
+    """True if answers can be made to match ``GenerationRequest.grammar``."""
 
     def __init__(
         self,
@@ -156,7 +157,7 @@ class SplitEngine:
             self._head = HeadPart(head_file, threads=self._share.threads, exact=options.exact)
             check_same_model(self._input.info, self._head.info)
             self.drafts = self._find_drafts(drafts)
-            """How answers are drafted; None: not by a draft layer."""
+            """How answers are drafted, or None without a draft layer."""
             self._layer = None if self.drafts is None else self._load_layer(self.drafts, (input_file, head_file))
         except BaseException:
             self._share.release()
@@ -164,7 +165,7 @@ class SplitEngine:
         model = self._head.model.info
         limit = context_limit(model, options.context_tokens)
         has_reasoning = splits_reasoning(options.reasoning_format, has_reasoning=model.has_reasoning)
-        layers = self._input.info.layers  # those that use energy here
+        layers = self._input.info.layers  # the layers that use energy here
         self.info: ModelInfo = replace(model, context_tokens=limit, layers=layers, has_reasoning=has_reasoning)
         self.link = link(self._input.info, limit)
         self._lengths = None if self.drafts is None else DraftLengths(self.drafts.policy, self.link.row_seconds)
@@ -181,7 +182,7 @@ class SplitEngine:
         _open_engines.add(self)
 
     def _find_drafts(self, wanted: DraftOptions | Literal["auto"] | None) -> DraftOptions | None:
-        """Return the options with the file of the weights; None: no draft layer."""
+        """Return the options including the file of the weights, or None if there is no draft layer."""
         if wanted is None or (wanted != "auto" and wanted.weights is not None):
             return wanted
         info, model = self._input.info, self._head.model.info
@@ -227,14 +228,14 @@ class SplitEngine:
 
     @property
     def input_costs(self) -> RowCosts | None:
-        """Seconds of the input layers by rows; None: not measured yet."""
+        """Seconds of the input layers by rows, or None if not measured yet."""
         return self._input.costs
 
     def submit(self, request: GenerationRequest, wake: Callable[[], None], owner: AnswerOwner | None = None) -> Generation:
         """Queue a generation. Its ``owner`` is told ``RowsAdded`` when its turn has come, and ``AnswerEnded`` when it has ended.
 
         Raises:
-            EngineError: the engine is closed, the prompt is empty, holds foreign ids or does not fit the context.
+            EngineError: the engine is closed, the prompt is empty, contains unknown ids or doesn't fit the context.
             ConfigError: a sampling option is out of range.
             UsageError: it has no owner, so nothing would send its states to a server.
         """
@@ -266,7 +267,7 @@ class SplitEngine:
         self._inbox.put(_Work(generation, SplitAnswer.read, (states,)))
 
     def record_loss(self, generation: SplitGeneration) -> None:
-        """Record that a session was lost, so that the time of this round says nothing of drafts."""
+        """Record that a session was lost, so that this round's time tells nothing about drafts."""
         self._inbox.put(_Work(generation, SplitAnswer.record_loss))
 
     def fail(self, generation: SplitGeneration, error: Exception) -> None:
@@ -282,14 +283,14 @@ class SplitEngine:
         self._put(Consumer(wake))
 
     def notify(self) -> None:
-        """Let the thread look again, because something changed."""
+        """Make the thread look again, because something changed."""
         self._inbox.put(None)
 
     def interrupt(self, work: object) -> None:
-        """Do nothing: no computation here takes long."""
+        """Do nothing, because no computation here takes long."""
 
     def close(self) -> None:
-        """Cancel everything, join the thread, free the memory; idempotent, safe from any thread except the engine's own."""
+        """Cancel everything, join the thread, free the memory; idempotent, and safe from any thread except the engine's own."""
         if threading.current_thread() is self._thread:
             raise UsageError("close: expected a thread other than the engine's, got a call from inside a wake-up")
         with self._lock:
@@ -319,7 +320,7 @@ class SplitEngine:
         self._end()
 
     def _round(self) -> None:
-        """Take in what arrived, or sleep until something does; then compute one chunk of each answer that needs one.
+        """Accept what arrived, or sleep until something does; then compute one chunk for each answer that needs one.
 
         Before it sleeps, it drafts along the verdicts that are out, one step at a time.
         """
@@ -396,7 +397,7 @@ class SplitEngine:
         )
 
     def _guarded(self, generation: SplitGeneration, function: Callable[..., None], *arguments: object) -> None:
-        """Call a function of one answer. If it raises, that answer ends with the error, and the others go on."""
+        """Call a function of one answer. If it raises, that answer ends with the error, and the others continue."""
         if not generation.is_done:
             try:
                 function(*arguments)
@@ -452,6 +453,6 @@ _open_engines: weakref.WeakSet[SplitEngine] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Close all engines: a thread that is inside llama.cpp while the interpreter exits would crash the process."""
+    """Close all engines, because a thread that is inside llama.cpp while the interpreter exits would crash the process."""
     for engine in list(_open_engines):
         engine.close()

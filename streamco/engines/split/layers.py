@@ -1,10 +1,11 @@
-"""The parts of a split model that compute (HAT, section 3.1): input layers, middle layers, head. Each belongs to one thread.
+"""The computing parts of a split model (HAT, section 3.1): input layers, middle layers and head. Each belongs to one thread.
 
-The device runs ``InputPart`` and ``HeadPart``, the server ``MiddlePart``. What goes from one to the next are states, one row of floats a
+The device runs ``InputPart`` and ``HeadPart``, the server ``MiddlePart``. What goes from one to the next are states, one row of floats per
 token. With the same llama.cpp and the same kernels on both sides and 32-bit states, the head's logits are the whole model's, bit for bit.
 
-llama.cpp has kernels for one row and for several, and they add up in another order. In exact mode no row is ever computed alone, and no
-batch is larger than those that give the same bits (``batch_invariance``): a state doesn't depend on how many rows were computed with it.
+llama.cpp has different kernels for one row and for several, which add up in a different order. In exact mode no row is ever computed alone,
+and no batch is larger than those that give the same bits (``batch_invariance``): a state doesn't depend on how many rows were computed with
+it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__ = ["HeadPart", "InputPart", "LayerPart", "MiddlePart", "StateRun"]
 
 MAX_ROWS = 512  # of a decode
 _LEAST = 1e-9  # seconds, where a clock is too coarse
-EXACT_ROWS = 32  # of a decode of one sequence in exact mode: a larger one saves no time on a CPU
+EXACT_ROWS = 32  # of a decode of one sequence in exact mode; a larger one saves no time on a CPU
 
 
 class StateRun(Struct, frozen=True, eq=False, gc=False):
@@ -54,17 +55,17 @@ class LayerPart:
         cells: positions of each sequence.
         sequences: number of sequences, with ids from 0.
         threads: number of threads that compute.
-        repack: see ``LayerModel``; for results that are equal bit for bit, all parts and the whole model need the same.
+        repack: see ``LayerModel``; for bit-identical results, all parts and the whole model need the same value.
         exact: a state has the same bits whatever rows are computed with it. A single row takes as long as two, and no two sequences share
             a decode.
 
     Attributes:
-        info: what the file says of itself.
-        piece: most rows of one sequence that one decode computes.
+        info: what the file says about itself.
+        piece: maximum number of rows of one sequence that one decode computes.
 
     Raises:
         ConfigError: the file is another part.
-        EngineError: the file is no part of a model, or llama.cpp can't load it.
+        EngineError: the file isn't a part of a model, or llama.cpp can't load it.
     """
 
     kind: PartKind
@@ -82,7 +83,7 @@ class LayerPart:
         self.info: PartInfo = _check_kind(read_part(path), Path(path), self.kind)
         self._model = LayerModel(Path(path), repack=repack)
         self._exact = exact
-        rows = min(MAX_ROWS, cells) + exact  # one for the row that keeps another from being alone
+        rows = min(MAX_ROWS, cells) + exact  # plus one for the row that keeps another from being alone
         try:
             self._context = StateContext(self._model, cells=cells + exact, sequences=sequences, rows=rows, threads=threads)
         except EngineError:
@@ -121,7 +122,7 @@ class LayerPart:
         return self._context.states(rows)
 
     def _states_by(self, piece: int) -> list[bytes]:
-        """Return the bits of always the same states, computed so many at a time."""
+        """Return the bits of always the same states, computed ``piece`` at a time."""
         import numpy as np
 
         states = np.random.default_rng(1).standard_normal((max(COMPARED, piece), self.info.width), np.float32)
@@ -133,9 +134,9 @@ class LayerPart:
     def run_batch(self, runs: Sequence[StateRun]) -> list[NDArray[np.float32]]:
         """Compute rows of several sequences together and return the states after the last layer, an array for each run.
 
-        That is one decode; in exact mode each sequence has decodes of its own.
+        That is one decode; in exact mode each sequence has its own decodes.
 
-        Each sequence forgets its positions from the run's first one on before that.
+        Before that, each sequence forgets its positions from the run's first one on.
 
         Args:
             runs: at most one for each sequence; together at most ``batch_rows`` rows.
@@ -144,7 +145,7 @@ class LayerPart:
             EngineError: the rows don't fit, or llama.cpp could not compute them; the sequences' contents are unknown then.
         """
         for run in runs:
-            if (end := run.position + len(run.states)) > self.cells:  # llama.cpp takes them as long as other sequences leave room
+            if (end := run.position + len(run.states)) > self.cells:  # llama.cpp accepts them as long as other sequences leave room
                 raise EngineError(f"sequence {run.sequence}: expected at most {self.cells} positions, got {end}")
         for run in runs:
             self.truncate(run.position, run.sequence)
@@ -172,11 +173,11 @@ class LayerPart:
 
     @property
     def abort(self) -> AbortFlag:
-        """Stops the running decode, from any thread."""
+        """The flag that stops the running decode, from any thread."""
         return self._context.abort
 
     def use_threads(self, count: int) -> None:
-        """Compute with this many threads from now on."""
+        """From now on, compute with this many threads."""
         self._context.use_threads(count)
 
     def truncate(self, length: int, sequence: int = 0) -> None:
@@ -201,7 +202,7 @@ class LayerPart:
 
 
 class MiddlePart(LayerPart):
-    """The middle layers: all that a split server computes. States in, states out; it has no vocabulary."""
+    """The middle layers, which are all that a split server computes: states in, states out, without a vocabulary."""
 
     kind = "middle"
 
@@ -218,12 +219,12 @@ class InputPart(LayerPart):
 
     @cached_property
     def _further(self) -> Ewma:
-        """Seconds of each further row."""
+        """Seconds of each additional row."""
         return Ewma(0.0, 1 - MEMORY, first_weight=1.0)
 
     @property
     def costs(self) -> RowCosts | None:
-        """Seconds by rows, a line through moving averages of what was run; None: nothing of several rows was."""
+        """Seconds by rows, a line through moving averages of what was run, or None if never more than one row was run."""
         if not self._further.is_measured:
             return None
         further = self._further.value
@@ -253,7 +254,7 @@ class HeadPart:
         exact: give the logits that a whole model gives in exact mode; takes twice the time.
 
     Attributes:
-        info: what the file says of itself.
+        info: what the file says about itself.
         model: the tokenizer and the chat template.
 
     Raises:
@@ -273,17 +274,17 @@ class HeadPart:
             raise
 
     def embed(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Return the embeddings of token ids, shape (ids, width): what the input layers take.
+        """Return the embeddings of token ids, shape (ids, width), which the input layers take.
 
         Raises:
-            EngineError: an id is outside of the vocabulary.
+            EngineError: an id is outside the vocabulary.
         """
         import numpy as np
 
         return self._embeddings.rows(np.asarray(ids, dtype=np.int64))
 
     def logits(self, state: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the logits after one state of shape (width,), shape (vocabulary,).
+        """Return the logits, shape (vocabulary,), after one state of shape (width,).
 
         Several rows in one decode cost more than one after another with most formats, and after the first rejected draft no other row is
         needed.
@@ -301,7 +302,7 @@ class HeadPart:
             drafts: token ids.
 
         Raises:
-            EngineError: the number of states is not that of the drafts and one more.
+            EngineError: the number of states isn't the number of drafts plus one.
         """
         if len(states) != len(drafts) + 1:
             raise EngineError(f"states: expected {len(drafts) + 1} rows for {len(drafts)} drafts, got {len(states)}")

@@ -1,6 +1,6 @@
-"""The middle layers of a split model on a thread of their own: rows of several sessions in, in one batch, and their states out (HAT, 3.1).
+"""The middle layers of a split model on their own thread, which turns a batch of rows of several sessions into states (HAT, 3.1).
 
-A batch is one llama.cpp decode. Sequences have cells of their own, so no session's results depend on another's. Its thread calls back when
+A batch is one llama.cpp decode. Sequences have their own cells, so no session's results depend on another's. Its thread calls back when
 a batch has ended. ``close`` stops the running decode.
 """
 
@@ -36,16 +36,16 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class RowsBatch:
-    """One batch: what was asked for, and the outcome.
+    """One batch: the request and its outcome.
 
     Args:
         runs: rows of different sequences.
         on_end: called once, on the engine's thread, when ``states`` or ``error`` is set.
 
     Attributes:
-        states: an array for each run; None: the batch has not ended, or it failed.
-        error: why it failed; the contents of its sequences are unknown then.
-        seconds: time that it took, imposed times included.
+        states: an array for each run; None if the batch has not ended, or it failed.
+        error: why it failed; the contents of its sequences are then unknown.
+        seconds: time that it took, including imposed times.
     """
 
     def __init__(self, runs: Sequence[StateRun], on_end: Callable[[], None]) -> None:
@@ -63,7 +63,7 @@ class RowsBatch:
 
 
 def measured_sizes(most: int) -> list[int]:
-    """Return the sizes of the batches that are measured, up to ``most`` rows."""
+    """Return the batch sizes to measure, up to ``most`` rows."""
     return [size for size in _SIZES if size <= most]
 
 
@@ -98,20 +98,20 @@ class LayerEngine(Protocol):
 
 
 class MiddleEngine:
-    """The middle part of a model, with a thread that computes. Implements ``LayerEngine``.
+    """The middle part of a model with its computing thread. Implements ``LayerEngine``.
 
     Args:
         path: the part's file; ``streamco split`` writes it.
         cells: positions of each sequence.
         sequences: number of sequences.
-        threads: threads that compute; None: a fair share of the cores.
+        threads: number of computing threads; None for a fair share of the cores.
         pace: when the results of a batch may be shown, to behave like larger layers. None shows them at once.
-        row_costs: seconds by rows; None: they are measured.
+        row_costs: seconds by rows; None to measure them.
         repack, exact: see ``LayerPart``.
 
     Raises:
         ConfigError: the file is another part.
-        EngineError: the file is no part of a model, or llama.cpp can't load it.
+        EngineError: the file isn't a part of a model, or llama.cpp can't load it.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class MiddleEngine:
         self._put(wake)
 
     def row_costs(self) -> Mapping[int, float]:
-        """Return the seconds of a batch by rows; the first call measures them, for some tenths of a second. No batch may be out."""
+        """Return the seconds of a batch by rows. The first call measures them for some tenths of a second; no batch may be out."""
         if not self._costs:
             step = None if self._pace is None else self._pace.step_time
             sizes = measured_sizes(min(self.batch_rows, self.cells))
@@ -190,7 +190,7 @@ class MiddleEngine:
             self._inbox.put(item)
 
     def _compute_ones(self, rows: int) -> float:
-        """Return the seconds of a batch of ones; sequence 0 is empty afterwards."""
+        """Return the seconds that a batch of ones takes; afterwards sequence 0 is empty."""
         import numpy as np
 
         ended = threading.Event()
@@ -234,7 +234,7 @@ class MiddleEngine:
             batch.states = states
         except EngineError as error:
             batch.error = error
-        except Exception as error:  # the batch's end is awaited whatever happened
+        except Exception as error:  # somebody awaits the batch's end, whatever happened
             logger.exception("a batch failed")
             batch.error = EngineError(f"engine: expected {batch.rows} rows to be computed, got {type(error).__name__}")
             batch.error.__cause__ = error
@@ -257,6 +257,6 @@ _open_engines: weakref.WeakSet[MiddleEngine] = weakref.WeakSet()
 
 @atexit.register
 def _close_every() -> None:
-    """Close all engines: a thread that is inside llama.cpp while the interpreter exits would crash the process."""
+    """Close all engines, because a thread that is inside llama.cpp while the interpreter exits would crash the process."""
     for engine in list(_open_engines):
         engine.close()

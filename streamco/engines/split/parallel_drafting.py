@@ -1,8 +1,8 @@
-"""Whether a device drafts on while a verdict is out (HAT, section 3.5). Belongs to the engine's thread.
+"""Decides whether a device continues drafting while a verdict is out (HAT, section 3.5). Belongs to the engine's thread.
 
-The paper always does, on a device whose processor is idle until the verdict comes. But a server on the same machine computes with that
-processor. The part of the wait that the link takes is idle in any case, so branches need a link that takes at least one draft step. And
-they must match verdicts now and then: a device has other uses for its processor.
+In the paper it always does, on a device whose processor is idle until the verdict comes. But a server on the same machine computes with
+that processor. The part of the wait that the link takes is idle in any case, so branches need a link that takes at least one draft step.
+And they must match verdicts now and then, because a device has other uses for its processor.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from streamco.core.speculation.averages import DecayedRatio
 
 __all__ = ["ParallelDrafting"]
 
-_TOKENS = 3  # of each position; docs/research/split.md has what they bring
-_ENOUGH = 16  # rounds with branches, before which nothing is said against them
+_TOKENS = 3  # at each position; docs/research/split.md shows what they gain
+_ENOUGH = 16  # rounds with branches before which they aren't given up
 _FEWEST_HITS = 0.1  # of the verdicts on rounds with branches
-_PROBE = 16  # rounds, of which one has branches if they are seldom right
+_PROBE = 16  # rounds, one of which has branches if they are seldom right
 _MEMORY = 0.98  # weight of a round after the next one
 
 
 class ParallelDrafting:
-    """How many branches begin at each position of a draft, in all answers of an engine.
+    """Decides how many branches begin at each position of a draft, for all answers of an engine.
 
     Args:
-        tokens: tokens of each position that begin branches, from 0 on; "auto": three, in rounds in which that is worth it.
-        round_trip: returns the seconds of a wait for a verdict in which the server computes nothing; 0: not measured.
+        tokens: number of tokens at each position that begin branches, from 0; "auto" for three, in rounds in which that is worth it.
+        round_trip: returns the seconds of a wait for a verdict in which the server computes nothing; 0 if not measured.
     """
 
     def __init__(self, tokens: int | Literal["auto"], round_trip: Callable[[], float]) -> None:
@@ -37,10 +37,10 @@ class ParallelDrafting:
         self._skipped = 0  # rounds in a row
 
     def tokens(self, step_seconds: float) -> int:
-        """Return how many tokens of each position begin branches in the next round; 0: no branches are drafted.
+        """Return how many tokens at each position begin branches in the next round, or 0 if no branches should be drafted.
 
         Args:
-            step_seconds: time of a draft step; 0: not known.
+            step_seconds: time of a draft step; 0 if not known.
         """
         if self._tokens != "auto":
             return self._tokens

@@ -19,8 +19,8 @@ class SplitTraffic(Struct):
         bytes_up, bytes_down: bytes of the frames.
         rows_up, rows_down: hidden states in them.
         trips: times that states came back.
-        servers: names of the servers that had a session, in their order; one that is resumed is not named again.
-        states: format of one answer's states; None: none were sent, or these are several answers.
+        servers: names of the servers that had a session, in order; a resumed session's server is not named again.
+        states: format of one answer's states; None if none were sent, or for several answers.
     """
 
     bytes_up: int = 0
@@ -49,10 +49,10 @@ class BranchCounts(Struct):
     """What was drafted while verdicts were out (HAT, section 3.5).
 
     Args:
-        begun: branches that were begun.
+        begun: number of branches that were begun.
         hits: verdicts after which one of them was the right one.
-        sent: drafts of these that were sent as they were; the others were drafted once more, from the verified states.
-        sent_tokens, accepted: tokens of the drafts that were sent as they were, and those that were accepted.
+        sent: how many of their drafts were sent as they were; the others were drafted again, from the verified states.
+        sent_tokens, accepted: tokens of the drafts that were sent as they were, and how many of these were accepted.
     """
 
     begun: int = 0
@@ -63,7 +63,7 @@ class BranchCounts(Struct):
 
 
 class LookupCounts(Struct):
-    """Tokens of drafts that were found in prompt or answer, and those of them that were accepted."""
+    """Tokens of drafts that were found in prompt or answer, and how many of them were accepted."""
 
     drafted: int = 0
     accepted: int = 0
@@ -75,7 +75,7 @@ class SplitTally(Struct):
     Args:
         counts: what its machine has sent; the event loop writes it.
         traffic: what its session has sent and received; the event loop writes it.
-        drafted, accepted: tokens that were drafted, and the part of them that the model chose itself; the engine's thread writes them.
+        drafted, accepted: tokens that were drafted, and how many of them the model chose itself; the engine's thread writes them.
         lookups: tokens of drafts that were found in prompt or answer; the engine's thread writes it.
         branches: what was drafted while verdicts were out; the engine's thread writes it.
     """
@@ -88,10 +88,10 @@ class SplitTally(Struct):
     lookups: LookupCounts = field(default_factory=LookupCounts)
 
     def figures(self, *, tokens: int, input_layers: int, states: StatesName) -> SplitFigures:
-        """Return the tally as users see it.
+        """Return the tally as the figures that users see.
 
         Args:
-            tokens: tokens that were made so far.
+            tokens: tokens generated so far.
             input_layers: layers on the device.
             states: format of the states on the wire, if none were sent yet.
         """

@@ -1,1 +1,1 @@
-"""Policies about drafts: how trustworthy a confidence is, which trees pay, and what a verifier accepts of them."""
+"""Policies about drafts: how far a confidence can be trusted, which trees pay, and what a verifier accepts of them."""

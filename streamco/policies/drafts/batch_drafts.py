@@ -1,7 +1,7 @@
-"""How many draft tokens a server's next batch should verify beside the next tokens of its answers (DSD's fused mode, section 3.3).
+"""How many draft tokens a server's next batch should verify along with its answers' next tokens (DSD's fused mode, section 3.3).
 
-A batch of rows takes a time that is known by their number (the server's price list). A draft token is one row more, and gives a token if it
-and all before it are accepted. So rows are added, the likeliest first, to the number that gives the most tokens a second.
+The time of a batch is known by its number of rows (the server's price list). A draft token is one more row, and gives a token if it and all
+before it are accepted. So rows are added, likeliest first, up to the number that gives the most tokens per second.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from heapq import heapify, heappop, heapreplace
 __all__ = ["MIN_GAIN", "draft_length", "draft_rows"]
 
 MIN_GAIN = 1.05
-"""Tokens a second of a batch with drafts over those without, from which on it is worth its risk: times and chances are estimates."""
+"""Least ratio of tokens per second with drafts to those without at which a batch is worth the risk, since times are estimates."""
 
 
 def draft_rows(chances: Sequence[Sequence[float]], rows: int, seconds: Callable[[int], float], *, most: int) -> list[int]:
-    """Return the number of draft tokens of each answer that the next batch should have; all 0: drafts don't pay.
+    """Return how many draft tokens of each answer the next batch should have; all are 0 if drafts don't pay.
 
     Args:
-        chances: of each answer, the chances that its first draft token, its first two, ... are accepted: 0..1, not rising.
+        chances: for each answer, the chances that its first draft token, its first two, ... are accepted: 0..1, not rising.
         rows: rows of the batch without drafts, at least 1; each gives a token.
         seconds: returns the seconds of a batch from its number of rows.
         most: rows of the largest batch.
@@ -44,15 +44,15 @@ def draft_rows(chances: Sequence[Sequence[float]], rows: int, seconds: Callable[
 
 
 def draft_length(acceptance: float, step: float, rows: int, seconds: Callable[[int], float], *, most: int, longest: int) -> int:
-    """Return how many tokens a model should draft of each of ``rows`` answers (DSD, equations 1 and 2); 0: drafts don't pay.
+    """Return how many tokens a model should draft for each of ``rows`` answers (DSD, equations 1 and 2), or 0 if drafts don't pay.
 
     Args:
         acceptance: chance that a draft token is accepted if all before it are, 0..1.
-        step: seconds in which the model drafts one token of each answer.
+        step: seconds that the model takes to draft one token of each answer.
         rows: number of answers, at least 1.
         seconds: returns the seconds of a batch from its number of rows.
         most: rows of the largest batch.
-        longest: most tokens of a draft.
+        longest: maximum length of a draft.
     """
     best, pace = 0, MIN_GAIN / seconds(rows)
     tokens = chance = 1.0

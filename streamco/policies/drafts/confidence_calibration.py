@@ -1,11 +1,11 @@
-"""Confidence calibration: how often a draft token of some confidence is accepted, learned from verdicts.
+"""Confidence calibration: how often a draft token of a certain confidence is accepted, learned from verdicts.
 
 The draft model's probability c of its token is not the probability that the token is accepted. A greedy verifier accepts every token that
-it would have chosen too, so tokens of low confidence are often right and those of rather high confidence nearly always.
+it would have chosen too, so tokens of low confidence are often right, and tokens of rather high confidence nearly always.
 
 Neither paper has this. Synera's forecast of the rejection (section 4.4, ``rejection.forecast_rejection``) has one acceptance rate alpha for
-all tokens and adjusts it by confidence. Here each range of confidences has a rate of its own. So the acceptance of every token is known by
-itself, and with it how long a draft is worthwhile (``window.Confident``).
+all tokens and adjusts it by confidence. Here each range of confidences has its own rate. So the acceptance of every single token is
+known, and with it how long a draft is worthwhile (``window.Confident``).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class ConfidenceCalibration:
 
     Args:
         acceptance: alpha, the prior mean acceptance of draft tokens, 0..1.
-        mean_confidence: mean confidence of draft tokens, 0..1; None: as the acceptance.
+        mean_confidence: mean confidence of draft tokens, 0..1; None for the acceptance.
 
     Raises:
-        ConfigError: one of them outside 0..1.
+        ConfigError: one of them is outside 0..1.
     """
 
     def __init__(self, acceptance: float, mean_confidence: float | None = None) -> None:
@@ -50,7 +50,7 @@ class ConfidenceCalibration:
         return min(_MAX_ACCEPTANCE, self._accepted[position] / self._tried[position])
 
     def record(self, confidence: float, *, is_accepted: bool) -> None:
-        """Record the verdict on one token, all tokens before which had been accepted."""
+        """Record the verdict on one token after an accepted beginning of the draft."""
         position = bisect_right(_EDGES, confidence)
         self._tried[position] = self._tried[position] * _MEMORY + 1.0
         self._accepted[position] = self._accepted[position] * _MEMORY + is_accepted

@@ -1,7 +1,7 @@
-"""Drafts by prompt lookup: if the last tokens have occurred before, in the prompt or in the answer, what followed them then is the draft.
+"""Drafts by prompt lookup: if the last tokens have occurred before, in the prompt or in the answer, what followed them is the draft.
 
-Also known as prompt lookup decoding and as n-gram drafts (transformers' ``prompt_lookup_num_tokens``, vLLM's ``ngram``). A token costs no
-step of a draft model. The more tokens are the same, the likelier is the next one.
+This is also known as prompt lookup decoding and as n-gram drafts (transformers' ``prompt_lookup_num_tokens``, vLLM's ``ngram``). A token
+costs no step of a draft model. The more tokens match, the likelier the next one is right.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["LONGEST_MATCH", "SHORTEST_MATCH", "Match", "PromptLookup", "match_co
 
 SHORTEST_MATCH = 2
 LONGEST_MATCH = 16
-_OCCURRENCES = 64  # of the last two tokens, the newest, that are compared
+_OCCURRENCES = 64  # newest occurrences of the last two tokens that are compared
 _LEAST_CONFIDENCE, _MOST_CONFIDENCE = 0.2, 0.8
 
 
@@ -27,7 +27,7 @@ class Match(NamedTuple):
 
 
 class PromptLookup:
-    """The tokens of one prompt and its answer, by pairs of neighbours."""
+    """The tokens of one prompt and its answer, indexed by pairs of adjacent tokens."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
@@ -38,13 +38,13 @@ class PromptLookup:
         return len(self._tokens)
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Have just these tokens: those after what both have in common are dropped and added."""
+        """Change the tokens to these: after the common beginning, the old ones are dropped and the new ones added."""
         shared = common_prefix_length(self._tokens, tokens)
         while len(self._tokens) > shared:
             pair = tuple(self._tokens[-2:])
             self._tokens.pop()
             if self._tokens:
-                self._ends[pair].pop()  # the newest place of this pair is the last one
+                self._ends[pair].pop()  # the last entry is the newest place of this pair
         self.extend(tokens[shared:])
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -55,7 +55,7 @@ class PromptLookup:
             self._tokens.append(token)
 
     def next_token(self, draft: Sequence[int] = ()) -> Match | None:
-        """Return what followed the longest match of the last tokens, the newest of the longest; None: there is no match.
+        """Return what followed the longest match of the last tokens, the newest of the longest, or None if there is no match.
 
         Args:
             draft: tokens after those that were added. It may repeat itself.
@@ -74,7 +74,8 @@ class PromptLookup:
         """Return what followed the longest match of the last tokens, the newest of the longest, and the match's length.
 
         Args:
-            most: number of tokens. What followed may go on into itself, as in a text that repeats. No match: none, and 0.
+            most: maximum number of tokens. What followed may run into itself, as in a text that repeats. Without a match, the result is
+                empty, and 0.
         """
         best, longest = 0, 0
         for end in self._earlier_ends(self._tokens):
@@ -91,7 +92,7 @@ class PromptLookup:
         return found, longest
 
     def _earlier_ends(self, tokens: Sequence[int]) -> Iterator[int]:
-        """Give the places at which the last two tokens occurred before, newest first."""
+        """Yield the places at which the last two tokens occurred before, newest first."""
         last, pair = len(tokens) - 1, tuple(tokens[-2:])
         for end in range(last - 1, max(0, len(self._tokens) - 1), -1):  # in the draft
             if (tokens[end - 1], tokens[end]) == pair:
@@ -101,12 +102,12 @@ class PromptLookup:
 
 
 def match_confidence(length: int) -> float:
-    """Return how likely a token is right, 0..1, that followed a match of so many tokens, as long as nothing was learned."""
+    """Return how likely a token is right after a match of this many tokens, 0..1, as long as nothing has been learned."""
     return _LEAST_CONFIDENCE + (_MOST_CONFIDENCE - _LEAST_CONFIDENCE) * min(length, LONGEST_MATCH) / LONGEST_MATCH
 
 
 def _common_end(tokens: Sequence[int], end: int) -> int:
-    """Return how many tokens up to a place are those up to the last one, ``LONGEST_MATCH`` at most. Two are known to be."""
+    """Return how many tokens up to a place equal those up to the last one, at most ``LONGEST_MATCH``. Two are known to be equal."""
     last, length = len(tokens) - 1, SHORTEST_MATCH
     while length < LONGEST_MATCH and length <= end and tokens[end - length] == tokens[last - length]:
         length += 1

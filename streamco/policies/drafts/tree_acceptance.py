@@ -2,22 +2,22 @@
 
 The tokens of a draft are its *nodes*, numbered from 1. Node 0 is the last token of the context. Each node has a parent with a lower number,
 so a draft is its tokens and their parents. If the parents are 0, 1, 2 ..., the draft is a *chain*. Nodes of one parent are *siblings*:
-different tokens for one position. The target has a row after node 0 and after each node, which sees the nodes on the path to it alone.
+different tokens for one position. The target has a row after node 0 and after each node, which sees only the nodes on the path to it.
 
 A verdict names the last accepted node. The nodes on the path to it are accepted with it. For a chain this is the number of accepted tokens.
 
-- Greedy: the path goes on to the node that is the target's likeliest token.
+- Greedy: the path continues to the node that is the target's likeliest token.
 - Sampled: the siblings are offered one after the other (recursive rejection sampling: SpecInfer, Miao et al., 2024, algorithm 2; Sequoia,
   Chen et al., 2024, algorithm 2). Sibling x is accepted with probability min(1, p(x) / q(x)). If it is rejected, p becomes max(0, p - q),
   normalised, for the next sibling. After the last one the correction is drawn from p.
-- Threshold: the path goes on to the first sibling that the target finds good enough.
+- Threshold: the path continues to the first sibling that the target finds good enough.
 
 The answer keeps the target's distribution whatever q is, if q is what x was drawn from, given the siblings before it. Each rejection leaves
 p as the distribution of what is still to come, by the same argument as for a chain. Two ways to draw siblings fit:
 
 - Without replacement: q is the draft model's distribution without the earlier siblings, normalised.
-- The draft model's best other token, which no chance decides: q is 1 at x. Then x is accepted with probability p(x), and the residual is p
-  without x. A sibling is free in this way: the draft model has made no further step for it.
+- The draft model's best other token, which isn't random: q is 1 at x. Then x is accepted with probability p(x), and the residual is p
+  without x. A sibling costs nothing in this way, because the draft model needs no additional step for it.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def verify_tree(
     Args:
         rule: how tokens are accepted.
         draft: tokens of the nodes, shape (nodes,).
-        parents: parent of each node, shape (nodes,); empty: a chain, on which ``acceptance.verify`` decides.
+        parents: parent of each node, shape (nodes,); empty for a chain, on which ``acceptance.verify`` decides.
         drafted_from: q of each node, given its earlier siblings, shape (nodes,); only ``SAMPLE`` reads it.
         rows: the target's row after the context and after each node, shape (nodes + 1,).
-        rng: random draws of ``SAMPLE``; the other rules draw nothing.
+        rng: random source for ``SAMPLE``; the other rules draw nothing.
 
     Raises:
-        ConfigError: the shapes don't fit, it is no tree, or a node can't have been drawn from its q.
+        ConfigError: the shapes don't fit, it isn't a tree, or a node can't have been drawn from its q.
     """
     if not parents:
         return verify(rule, draft, drafted_from, rows, rng)
@@ -80,7 +80,7 @@ def verify_tree(
 
 
 def verify_tree_greedy(draft: Sequence[int], parents: Sequence[int], choices: Sequence[int]) -> Verdict:
-    """Follow the target's own choices as far as the tree has them; see ``verify_tree``.
+    """Follow the target's own choices as far as the tree contains them; see ``verify_tree``.
 
     Args:
         draft, parents: as for ``verify_tree``.
@@ -98,7 +98,7 @@ def verify_tree_sampled(
 ) -> Verdict:
     """Accept a path so that the answer has the target's distribution; see ``verify_tree`` and the theory above.
 
-    With a chain it draws and decides as ``verify_sampled`` does. It is exact under the same conditions.
+    With a chain it draws and decides like ``verify_sampled``. It is exact under the same conditions.
     """
     if len(drafted_from) != len(draft):
         raise ConfigError(f"tree: expected a distribution for each of {len(draft)} draft tokens, got {len(drafted_from)}")
@@ -117,14 +117,14 @@ def verify_tree_sampled(
 
 
 def _after_rejection(left: Distribution, offered_from: Distribution, token: int, node: int, rng: Random) -> Distribution | None:
-    """Return the distribution that is left after a node was rejected; None: it is accepted."""
+    """Return the distribution that is left after a node was rejected, or None if it is accepted."""
     wanted, offered = left.probability(token), offered_from.probability(token)
     if offered <= 0.0:
         raise ConfigError(f"tree: expected node {node} to be in its distribution, got id {token} with probability 0")
     # Accept x with probability min(1, p(x) / q(x)).
     if wanted >= offered or (wanted > 0.0 and rng.random() < wanted / offered):
         return None
-    return residual(left, offered_from, token)  # None, and so accepted: the target can draw nothing else, only rounding says otherwise
+    return residual(left, offered_from, token)  # None, and so accepted, if the target can draw nothing else, apart from rounding
 
 
 def verify_tree_threshold(draft: Sequence[int], parents: Sequence[int], target: Sequence[Distribution], threshold: float) -> Verdict:

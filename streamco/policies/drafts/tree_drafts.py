@@ -1,9 +1,9 @@
 """Siblings of a draft: other tokens for its positions, which the draft model knows without another step.
 
-A drafted chain is rejected at one position at most, and then the verdict gives the target's token there. If that token is in the tree as a
+A drafted chain is rejected at most at one position, and then the verdict gives the target's token there. If that token is in the tree as a
 sibling, it is accepted, and the verdict gives the token after it as well. So a sibling is worth one token, with the probability that the
-chain is rejected just there and the target chooses this token. It costs a row of the verification. ``choose_siblings`` weighs the two by
-the verifier's price list: on a GPU rows are nearly free, and on a CPU they are where they fill a step of the staircase.
+chain is rejected exactly there and the target chooses this token. It costs a row of the verification. ``choose_siblings`` weighs the two by
+the verifier's price list: rows are nearly free on a GPU, and on a CPU where they fill a step of the staircase.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ def choose_siblings(
     token_seconds: float,
     max_siblings: int,
 ) -> tuple[Sibling, ...]:
-    """Return the siblings with the highest gain together, likeliest first; none if no number of them has a gain.
+    """Return the siblings that together have the highest gain, likeliest first, or none if no number of them has a gain.
 
     Args:
         forecast: rejection forecast of the draft.
         draft: its ids, shape (window,).
         candidates: the draft model's likeliest (id, probability) at each position of it, best first.
         row_seconds: seconds of a verification by its rows: one for each token of the draft, one for each sibling, and one.
-        token_seconds: seconds that a token more is worth: those that one takes at present.
+        token_seconds: seconds that one more token is worth, which are the seconds that one takes at present.
         max_siblings: maximum number of siblings.
 
     Raises:
-        ConfigError: no time for a token, or a negative number of siblings.
+        ConfigError: a token takes no time, or the number of siblings is negative.
     """
     if token_seconds <= 0.0 or max_siblings < 0:
         raise ConfigError(f"siblings: expected seconds above 0 and max_siblings >= 0, got {token_seconds} and {max_siblings}")

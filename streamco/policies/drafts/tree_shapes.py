@@ -1,4 +1,4 @@
-"""Shapes of drafts: the parents of a draft's tokens, its paths and its leaves; without numpy, which an engine must not load at import."""
+"""Shapes of drafts: the parents of a draft's tokens, its paths and its leaves. Without numpy, which engines must not load at import."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def is_chain(parents: Sequence[int]) -> bool:
 
 
 def path_to(parents: Sequence[int], node: int) -> tuple[int, ...]:
-    """Return the nodes on the path to ``node``, in order, itself included; empty for node 0. Without parents the draft is a chain."""
+    """Return the nodes on the path to ``node``, in order, including ``node``; empty for node 0. Without parents the draft is a chain."""
     if not parents:
         return tuple(range(1, node + 1))
     path: list[int] = []
@@ -26,13 +26,13 @@ def path_to(parents: Sequence[int], node: int) -> tuple[int, ...]:
 
 
 def leaves(parents: Sequence[int]) -> tuple[int, ...]:
-    """Return the nodes without children, in order: one for each path of the tree."""
+    """Return the nodes without children, in order, one for each path of the tree."""
     inner = set(parents)
     return tuple(node for node in range(1, len(parents) + 1) if node not in inner)
 
 
 def longest_path(parents: Sequence[int]) -> tuple[int, ...]:
-    """Return the nodes of the longest path from the context; of equal ones that of the first leaf. Empty without nodes."""
+    """Return the nodes of the longest path from the context (among equals, the first leaf's). Empty without nodes."""
     return max((path_to(parents, leaf) for leaf in leaves(parents)), key=len, default=())
 
 
@@ -41,10 +41,10 @@ def check_tree(draft: Sequence[int], parents: Sequence[int]) -> None:
 
     Args:
         draft: tokens of the nodes.
-        parents: parent of each node, or none at all for a chain.
+        parents: parent of each node; empty for a chain.
 
     Raises:
-        ConfigError: there is another number of parents, a parent is not before its child, or two siblings are one token.
+        ConfigError: the number of parents differs, a parent doesn't come before its child, or two siblings are the same token.
     """
     if not parents:
         return

@@ -1,1 +1,1 @@
-"""Decisions of a verifier and of its clients: which server gets a request, and which requests share a batch."""
+"""Decisions of a verifier and its clients: which server gets a request, and which requests share a batch."""

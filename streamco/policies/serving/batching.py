@@ -1,12 +1,12 @@
 """Batch policies: which waiting requests of a verifier form its next batch (Synera 4.5, Algorithm 1; HAT 3.3 for prompt chunks).
 
-A verification is a partial prefill: the tokens that the device committed by itself and the draft are read after the cached ones. At most
+A verification is a partial prefill: the tokens that the device committed by itself, and the draft, are read after the cached ones. At most
 32 of its tokens take part in one batch, and the rows of its draft are all in the last of these chunks. A prefill and a verification are
-never in one batch, because tens of tokens would have to wait for thousands; only ``Mixed``, which bounds the batch, puts them together.
+never in one batch, because tens of tokens would have to wait for thousands; only ``Mixed``, which limits the batch, puts them together.
 
 - ``StrictPrefill`` is Algorithm 1: nothing is verified while prompts wait. So one long prompt stalls every verdict.
 - ``Alternating``, the default, deviates for that reason. It reads prompts in steps that take little longer than a verification, and runs
-  verifications between two of them.
+  verifications between these steps.
 - ``FirstCome`` keeps the order of arrival, as a baseline.
 - ``Mixed`` is for a split server, where prompt chunks and verifications share a batch up to a limit (HAT 2.1 and 3.3; Sarathi-Serve).
 
@@ -43,11 +43,11 @@ __all__ = [
     "raised_counter",
 ]
 
-CHUNK = 32  # tokens that a verification reads in one batch at most (Synera 4.5)
+CHUNK = 32  # maximum tokens that a verification reads in one batch (Synera 4.5)
 
 Kind = Literal["prefill", "verify"]
 StepSeconds = Callable[[int, int], float]
-"""Function from the tokens that a batch reads, and the cached tokens that they attend to, to its seconds."""
+"""Returns the seconds of a batch from the tokens that it reads and the cached tokens that they attend to."""
 
 
 class LinearStep(Struct, frozen=True, kw_only=True):
@@ -69,14 +69,14 @@ class LinearStep(Struct, frozen=True, kw_only=True):
 
 
 class Waiting(Struct, frozen=True, kw_only=True):
-    """The work that one session waits for.
+    """The work for which one session is waiting.
 
     Args:
         session: name of the session, which takes part in a batch at most once.
         device: device of the session; fairness is among devices, not sessions.
         kind: kind of its next part.
         tokens: number of tokens still to read.
-        verify_rows: number of the last ones that give a verdict's rows and are read in one batch; 0 for a prefill.
+        verify_rows: number of the last tokens, which give a verdict's rows and are read in one batch; 0 for a prefill.
         context: number of tokens in its cache.
         since: time when it began to wait, seconds.
         due: time from which its verdict is late, seconds; inf for a prefill.
@@ -93,25 +93,25 @@ class Waiting(Struct, frozen=True, kw_only=True):
 
 
 class Portion(Struct, frozen=True):
-    """Number of tokens of a session that are read in a batch."""
+    """The number of a session's tokens that are read in a batch."""
 
     session: str
     tokens: int
 
 
 class Batch(Struct, frozen=True):
-    """One forward pass of the engine. ``kind`` is that of all its portions; a ``Mixed`` batch with a verification counts as one."""
+    """One forward pass of the engine. All its portions are of one ``kind``; a ``Mixed`` batch with a verification counts as one."""
 
     kind: Kind
     portions: tuple[Portion, ...]
 
 
 class BatchContext(Struct, frozen=True, kw_only=True):
-    """State that a choice depends on beside the waiting requests.
+    """State on which a choice depends, besides the waiting requests.
 
     Args:
         now: time, seconds.
-        served: tokens that were read for each device, see ``fair_order``.
+        served: tokens that were read for each device; see ``fair_order``.
         verified: number of verification batches since the last prefill.
         step: seconds of a batch.
     """
@@ -123,11 +123,11 @@ class BatchContext(Struct, frozen=True, kw_only=True):
 
 
 class BatchPolicy(Protocol):
-    """Chooses batches; without state of its own."""
+    """Chooses batches, without keeping state."""
 
     @property
     def batch_tokens(self) -> int:
-        """Maximum tokens of a batch."""
+        """Maximum number of tokens in a batch."""
         ...
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
@@ -139,7 +139,7 @@ class StrictPrefill(Struct, frozen=True, kw_only=True):
     """Algorithm 1: all waiting prefills in one batch; if there are none, all waiting verifications.
 
     Args:
-        batch_tokens: maximum tokens that an engine reads at once.
+        batch_tokens: maximum number of tokens that an engine reads at once.
     """
 
     batch_tokens: int = 512
@@ -148,7 +148,7 @@ class StrictPrefill(Struct, frozen=True, kw_only=True):
         check_tokens(self.batch_tokens)
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
-        """Return all prefills, else all verifications; those starve while new prompts come."""
+        """Return all prefills, or if there are none all verifications, which starve while new prompts keep coming."""
         prefills, verifications = _split(waiting)
         if prefills:
             return _prefill(fair_order(prefills, state.served), self.batch_tokens)
@@ -156,16 +156,16 @@ class StrictPrefill(Struct, frozen=True, kw_only=True):
 
 
 class Alternating(Struct, frozen=True, kw_only=True):
-    """Steps of prefill and batches of verifications in turns.
+    """Prefill steps and batches of verifications, taking turns.
 
-    A prefill goes first if the waiting verifications will be in time all the same. Otherwise verifications go first, but at most ``turns``
+    A prefill goes first if the waiting verifications will still be in time. Otherwise verifications go first, but at most ``turns``
     batches of them in a row. Two prefills never run in a row while a verification waits. So no request starves.
 
     Args:
-        batch_tokens: maximum tokens that an engine reads at once.
+        batch_tokens: maximum number of tokens that an engine reads at once.
         turns: batches of verifications before a waiting prefill gets its step, 1 or more.
-        stretch: a batch takes at most this many times as long as one of 32 tokens, 1 or more. If time grows with tokens, as on a CPU, the
-            first request should not wait for the last one.
+        stretch: a batch takes at most this many times as long as one of 32 tokens, 1 or more. If the time grows with the tokens, as on a
+            CPU, the first request should not wait for the last one.
     """
 
     batch_tokens: int = 512
@@ -208,10 +208,10 @@ class Alternating(Struct, frozen=True, kw_only=True):
 
 
 class FirstCome(Struct, frozen=True, kw_only=True):
-    """The order of arrival: the first request, and those after it up to the first of the other kind.
+    """Batches in the order of arrival: the first request, and those after it up to the first of the other kind.
 
     Args:
-        batch_tokens: maximum tokens that an engine reads at once.
+        batch_tokens: maximum number of tokens that an engine reads at once.
     """
 
     batch_tokens: int = 512
@@ -220,7 +220,7 @@ class FirstCome(Struct, frozen=True, kw_only=True):
         check_tokens(self.batch_tokens)
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
-        """Return the head of the queue as a batch."""
+        """Return the first requests in the queue as a batch."""
         if not waiting:
             return None
         kind = waiting[0].kind
@@ -229,14 +229,14 @@ class FirstCome(Struct, frozen=True, kw_only=True):
 
 
 class Mixed(Struct, frozen=True, kw_only=True):
-    """Verifications and prompt chunks in one batch, up to a room (HAT 3.3; Sarathi-Serve, Agrawal et al., 2024).
+    """Verifications and prompt chunks in one batch of limited size (HAT 3.3; Sarathi-Serve, Agrawal et al., 2024).
 
     Verifications go first, and prompts get the rows that are left. So a batch takes no longer than one of ``room`` rows, however long the
     prompts are. A prompt that waits always gets ``prompt_room`` rows, so that verifications can't starve it.
 
     Args:
-        room: maximum rows of a batch (the token budget of Sarathi-Serve).
-        prompt_room: rows of the room that are kept for prompts while one waits.
+        room: maximum number of rows in a batch (the token budget of Sarathi-Serve).
+        prompt_room: rows of ``room`` that are kept for prompts while one waits.
     """
 
     room: int = 256
@@ -248,11 +248,11 @@ class Mixed(Struct, frozen=True, kw_only=True):
 
     @property
     def batch_tokens(self) -> int:
-        """Maximum rows of a batch."""
+        """Maximum number of rows in a batch."""
         return self.room
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
-        """Return all verifications that fit and, in the rest of the room, prompt chunks."""
+        """Return all verifications that fit, and prompt chunks in the remaining rows."""
         prefills, verifications = _split(waiting)
         kept = min(self.prompt_room, sum(work.tokens for work in prefills))
         verify = _verify(fair_order(verifications, state.served), self.room - kept)
@@ -263,10 +263,10 @@ class Mixed(Struct, frozen=True, kw_only=True):
 
 
 def raised_counter(served: Mapping[str, float], present: Collection[str], device: str) -> float:
-    """Return a device's counter for ``fair_order`` when it has work: an absent device collects no credit.
+    """Return a device's counter for ``fair_order`` when it has work, raised so that an absent device collects no credit.
 
-    A new device begins at the highest counter present. If it began at the lowest, an endless row of new devices would starve every
-    device that was served once.
+    A new device begins at the highest counter present. If it began at the lowest, an endless stream of new devices would starve every
+    device that had been served once.
 
     Args:
         served: tokens read for each device so far.
@@ -281,7 +281,7 @@ def fair_order(waiting: Iterable[Waiting], served: Mapping[str, float]) -> list[
     """Return the requests in fair order: always the device that was served least, its own requests in the order of arrival.
 
     This is the virtual token counter of "Fairness in Serving Large Language Models" (Sheng et al., 2024): a device that sends much comes
-    later for it, and a device that sends little does not wait for those that send much.
+    later, and a device that sends little doesn't wait for devices that send much.
 
     Args:
         waiting: requests in the order of arrival.
@@ -333,7 +333,7 @@ def _verify(ordered: Sequence[Waiting], free_tokens: int) -> Batch | None:
 
 
 def _chunk(work: Waiting, free_tokens: int) -> int:
-    """Return the tokens of a verification's next part; 0: its verdict's rows don't fit any more."""
+    """Return the number of tokens of a verification's next part, or 0 if its verdict's rows no longer fit."""
     if work.tokens <= min(CHUNK, free_tokens):
         return work.tokens
     return min(CHUNK, free_tokens, work.tokens - work.verify_rows)
@@ -344,10 +344,10 @@ def _seconds(batch: Batch, contexts: Mapping[str, int], step: StepSeconds) -> fl
 
 
 def check_tokens(tokens: int, field: str = "batch_tokens") -> None:
-    """Check that a bound of tokens leaves room for a chunk.
+    """Check that a limit on tokens leaves room for a chunk.
 
     Raises:
-        ConfigError: it doesn't; ``field`` is the name of the bound.
+        ConfigError: it doesn't; ``field`` is the name of the limit.
     """
     if tokens < CHUNK:
         raise ConfigError(f"{field}: expected at least {CHUNK}, got {tokens}")
@@ -355,8 +355,8 @@ def check_tokens(tokens: int, field: str = "batch_tokens") -> None:
 
 @runtime_checkable
 class MayWait(Protocol):
-    """A batch policy that may choose no batch though requests wait."""
+    """A batch policy that may choose no batch although requests are waiting."""
 
     def ready_at(self, waiting: Sequence[Waiting], state: BatchContext) -> float | None:
-        """Return when it will choose a batch even if no other request comes, seconds, perhaps in the past; None: nothing waits."""
+        """Return when it will choose a batch even if no other request comes, seconds, perhaps in the past, or None if nothing waits."""
         ...

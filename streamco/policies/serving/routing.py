@@ -1,10 +1,11 @@
-"""Routing policies: which server an incoming request goes to (DSD section 3.4; compared in section 5.3, figures 7 and 8).
+"""Routing policies: to which server an incoming request goes (DSD section 3.4; compared in section 5.3, figures 7 and 8).
 
 ``RandomChoice`` draws a server, ``RoundRobin`` takes them in turn, and ``ShortestQueue`` compares all servers. ``TwoChoices`` compares two.
 That is nearly as good as comparing all. If the known loads are old, it also keeps all requests from going to the same server ("The Power
-of Two Choices in Randomized Load Balancing", Mitzenmacher, 2001). ``InOrder`` takes the first server; the others serve when it is left out.
+of Two Choices in Randomized Load Balancing", Mitzenmacher, 2001). ``InOrder`` takes the first server; the others are only used when it is
+unavailable.
 
-A client spreads its answers over several verifiers by these policies, and the simulator the requests of a fleet.
+A client uses these policies to spread its answers over several verifiers, and the simulator to spread a fleet's requests.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["ROUTING", "InOrder", "RandomChoice", "RoundRobin", "RoutingPolicy", 
 
 
 class RoutingPolicy(Protocol):
-    """Policy that chooses servers; one object for all requests of a system."""
+    """A policy that chooses servers, one object for all requests of a system."""
 
     @property
     def name(self) -> str:
@@ -31,7 +32,7 @@ class RoutingPolicy(Protocol):
         """Return the index of the server.
 
         Args:
-            loads: number of requests that each server has; one server or more.
+            loads: number of requests that each server has, for at least one server.
             rng: random source of the choice.
         """
         ...
@@ -48,7 +49,7 @@ class InOrder:
 
 
 class RandomChoice:
-    """Chooses any server at random."""
+    """Chooses a server at random."""
 
     name = "random"
 
@@ -58,7 +59,7 @@ class RandomChoice:
 
 
 class RoundRobin:
-    """Chooses one server after the other, from the first."""
+    """Chooses one server after another, beginning with the first."""
 
     name = "round-robin"
 
@@ -96,7 +97,7 @@ class TwoChoices:
     name = "power-of-two-choices"
 
     def choose(self, loads: Sequence[int], rng: Random) -> int:
-        """Return the less loaded of two servers; of equals the one that was drawn first."""
+        """Return the less loaded of two servers, or the one drawn first if they are equal."""
         servers = len(loads)
         if servers == 1:
             return 0

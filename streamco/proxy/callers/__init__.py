@@ -1,1 +1,1 @@
-"""Callers of the proxy: each with a key, a budget of the day, a rate and the sides that it may use, kept in one SQLite file."""
+"""The proxy's callers: each has a key, a daily budget, a rate and the sides that it may use, all kept in one SQLite file."""

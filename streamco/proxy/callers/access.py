@@ -1,4 +1,4 @@
-"""What callers may do at the proxy: which caller has a key, which sides its answers may come from, and what becomes of their cost.
+"""Access control for the proxy's callers: whose key it is, which sides the answers may come from, and who is charged their cost.
 
 If the callers' file can't be used, every request is refused with 503. The middleware checks key and rate before a body is read. The budget
 is reserved when the request is known, and settled when all work for its answer has ended, however it ended.
@@ -47,10 +47,10 @@ BUDGET_HEADER = "x-streamco-budget"
 TOTALS_PATH = "/streamco/totals"
 USAGE_PATH = "/streamco/usage"
 _OPERATORS = frozenset({METRICS_PATH, TOTALS_PATH})  # figures of all callers
-_SMALL = 1 << 13  # bytes of a body that is measured in the event loop, which takes five milliseconds at most
-_COMPUTED = 8  # tokens that a verifier computes for each token of an answer: four if it accepts no draft, and as much again for bad luck
-_SETTLING = 0.25  # seconds that an answer waits until its cost is settled, so that the next request finds the whole budget
-_REMOVED = "one that was removed"  # after it was checked
+_SMALL = 1 << 13  # bytes; smaller bodies are measured in the event loop, which takes five milliseconds at most
+_COMPUTED = 8  # tokens that a verifier computes for each token of an answer: four if it accepts no draft, doubled for bad luck
+_SETTLING = 0.25  # seconds that an answer waits for its cost to be settled, so that the next request finds the whole budget
+_REMOVED = "one that was removed"  # since it was checked
 _UNUSABLE = "callers: expected a file that can be read and written, got an error: no request is admitted"
 _CALLER: web.RequestKey[Caller] = getattr(web, "RequestKey", lambda name, _: name)("streamco_caller", Caller)
 
@@ -60,14 +60,14 @@ class AnswerGrant(Struct, kw_only=True):
 
     Args:
         client: makes it.
-        request: the request, with what was set for it.
+        request: the request, with the limits that were set for it.
         notes: sentences for its report.
-        headers: further headers of the response.
-        caller: name of the caller; "": the proxy has none.
+        headers: additional headers of the response.
+        caller: name of the caller, or "" if the proxy has no callers.
         reservation: name of its reservation.
         reserved: nanodollars that are reserved.
-        size: the request's size; None: it was not measured, because the caller has no budget, or no server costs anything.
-        refusal: the response if the device can't answer either; None: its own error.
+        size: the request's size, or None if it wasn't measured because the caller has no budget or no server costs anything.
+        refusal: the response if the device can't answer either, or None for the device's own error.
         answer: the answer, as soon as there is one.
     """
 
@@ -89,8 +89,8 @@ class CallerAccess:
     Args:
         client: makes the answers.
         path: the callers' file.
-        answer_tokens: limit of a server's answer to a request without one, of a caller with a budget.
-        registry: gets the metrics; None: there are none.
+        answer_tokens: limit for a server's answer if a caller with a budget sends a request without a limit.
+        registry: gets the metrics, or None for no metrics.
 
     Raises:
         ConfigError: a server has no known price, or the client's model is split.
@@ -108,11 +108,11 @@ class CallerAccess:
         self._metrics = None if registry is None else CallerMetrics(registry)
         self._settling: set[asyncio.Task[None]] = set()
         self._warned: dict[str, str] = {}  # the day of the last warning about a caller's budget
-        self._problem = ""  # why the file can't be used; "": it could, when it was used last
+        self._problem = ""  # why the file can't be used, or "" if the last use succeeded
 
     @property
     def one_sided(self) -> tuple[Client, ...]:
-        """The clients of answers that one side alone may give, each with totals of its own."""
+        """The clients for answers that only one side may give; each has its own totals."""
         return tuple(each for each in (self._device_alone, self._server_alone) if each is not None and each is not self._client)
 
     async def start(self, _app: web.Application | None = None) -> None:
@@ -124,7 +124,7 @@ class CallerAccess:
         await self._accounts.start()
 
     async def stop(self, _app: web.Application | None = None) -> None:
-        """Settle what has ended and close the file, also if a settling fails."""
+        """Settle the answers that have ended, and close the file, even if settling fails."""
         try:
             settled = await asyncio.gather(*self._settling, return_exceptions=True)
         finally:
@@ -139,7 +139,7 @@ class CallerAccess:
             raise failures[0]
 
     async def problem(self) -> str:
-        """Return why requests are refused; "": they aren't."""
+        """Return why requests are refused, or "" if they aren't."""
         try:
             await self._accounts.check()
         except ConfigError as error:
@@ -156,7 +156,8 @@ class CallerAccess:
         """Find the caller of a request and count it against the rate; for the middleware.
 
         Raises:
-            RequestError: 401 no key or another, 403 figures of other callers, 429 too many requests, 503 the file can't be used.
+            RequestError: 401 missing or wrong key; 403 the path has other callers' figures; 429 too many requests; 503 the file can't be
+                used.
         """
         found = await self._find(request)
         if found is None:
@@ -171,10 +172,10 @@ class CallerAccess:
             raise overloaded(f"requests: expected at most {caller.rate} a minute, got one more", wait)
 
     async def usage(self, request: web.Request) -> web.Response:
-        """Answer ``GET /streamco/usage``: the caller's own figures of this day.
+        """Answer ``GET /streamco/usage`` with the caller's own figures for today.
 
         Raises:
-            RequestError: 401 the caller was removed meanwhile, 503 the file can't be used.
+            RequestError: 401 the caller was removed meanwhile; 503 the file can't be used.
         """
         try:
             caller, figures = await self._accounts.figures(request[_CALLER].name)
@@ -187,16 +188,16 @@ class CallerAccess:
     # An answer
 
     async def grant(self, request: web.Request, asked: Request, *, is_task: bool) -> AnswerGrant:
-        """Return how a request is answered; its reservation is made, and ``settling`` must follow.
+        """Decide how a request is answered, and reserve its cost. Call ``settling`` afterwards.
 
         Args:
             request: the HTTP request.
             asked: the client's request.
-            is_task: it is a background task, which the device answers alone if the caller may use it.
+            is_task: True for a background task, which the device answers alone if the caller may use the device.
 
         Raises:
-            RequestError: 400 its cost has no limit, 403 the caller may use no side that there is, 429 its budget is used up, 503 the file
-                can't be used.
+            RequestError: 400 nothing limits its cost; 403 the caller may not use any side that this proxy has; 429 its budget is used up;
+                503 the file can't be used.
         """
         caller = request[_CALLER]
         may_use_device = "device" in caller.sides and self._device_alone is not None
@@ -206,7 +207,7 @@ class CallerAccess:
         grant = AnswerGrant(client=self._client, request=asked, caller=caller.name, reservation=token_hex(16))
         if may_use_server and caller.budget is not None:
             grant.size = size = await self._measured(request, asked)
-            grant.reserved = 1 if size is None else max(1, size.cost_at_most(self._prices.values()))  # 1: what is used up stays used up
+            grant.reserved = 1 if size is None else max(1, size.cost_at_most(self._prices.values()))  # 1 keeps a used-up budget used up
         found = await self._reserved(grant, may_fall_back=may_use_device)
         if not found.is_covered:
             return self._without_server(grant, found, may_use_device=may_use_device)
@@ -221,10 +222,10 @@ class CallerAccess:
 
     @asynccontextmanager
     async def settling(self, grant: AnswerGrant) -> AsyncIterator[None]:
-        """Make an answer inside the block; on leaving, its cost is settled.
+        """Make an answer inside the block. When the block is left, its cost is settled.
 
-        That goes on if the handler is cancelled, or if it takes long, as while another process has the file. Until then the cost stays
-        reserved.
+        Settling continues in the background if the handler is cancelled or if it takes long, for instance while another process is using
+        the file. Until it is done, the cost stays reserved.
 
         Raises:
             RequestError: 429 the budget doesn't cover a server, and the device can't serve the request.
@@ -243,7 +244,7 @@ class CallerAccess:
     # Inside
 
     async def _find(self, request: web.Request) -> tuple[Caller, float] | None:
-        """Return the caller of a request, and the seconds that it comes too early for its rate, which counts what makes work (POST)."""
+        """Return a request's caller, and by how many seconds it is too early for the rate, for which only POST requests count."""
         for key_hash in filter(None, map(hash_key, given_keys(request))):
             if request.method == "POST":
                 admitted = await self._carried_out(self._accounts.admit, key_hash)
@@ -255,7 +256,7 @@ class CallerAccess:
         return None
 
     async def _measured(self, request: web.Request, asked: Request) -> RequestSize | None:
-        """Return a request's size; None: no server costs anything."""
+        """Return a request's size, or None if no server costs anything."""
         if not any(each.prompt or each.completion for each in self._prices.values()):
             return None
         computed = _COMPUTED if self._client.may_speculate else 1
@@ -268,7 +269,7 @@ class CallerAccess:
             found = await self._carried_out(
                 self._accounts.reserve, grant.reservation, grant.caller, grant.reserved, may_fall_back=may_fall_back
             )
-        except BaseException:  # it may be carried out yet
+        except BaseException:  # it may still be carried out
             self._begin_settling(grant)
             raise
         if found is None:
@@ -276,10 +277,10 @@ class CallerAccess:
         return found
 
     def _without_server(self, grant: AnswerGrant, found: ReservedCost, *, may_use_device: bool) -> AnswerGrant:
-        """Return how a request is answered that the budget doesn't cover.
+        """Decide how to answer a request that the budget doesn't cover.
 
         Raises:
-            RequestError: 429 no device may answer it.
+            RequestError: 429 the device may not answer it, or there is none.
         """
         until = seconds_left(self._accounts.clock())
         needed, left = from_nanos(grant.reserved), from_nanos(found.left or 0)
@@ -288,7 +289,7 @@ class CallerAccess:
             429,
             f"budget: {text}; the next day begins at midnight UTC",
             code=QUOTA,
-            headers={"Retry-After": str(until), "x-should-retry": "false"},  # the SDKs of OpenAI and Anthropic try again otherwise
+            headers={"Retry-After": str(until), "x-should-retry": "false"},  # otherwise OpenAI's and Anthropic's SDKs would retry
         )
         today = day_of(self._accounts.clock())
         is_new, self._warned[grant.caller] = self._warned.get(grant.caller) != today, today
@@ -342,7 +343,7 @@ class CallerAccess:
         )
 
     async def _carried_out(self, call: Callable[P, Awaitable[T]], *args: P.args, **options: P.kwargs) -> T:
-        """Return what a call of the accounts returns.
+        """Return the result of a call to the accounts.
 
         Raises:
             RequestError: 503 the file can't be used.
@@ -355,12 +356,12 @@ class CallerAccess:
         return result
 
     def _unusable(self, error: ConfigError) -> RequestError:
-        """Record that the file can't be used; return the refusal."""
+        """Record that the file can't be used, and return the refusal."""
         self._record_failure(error)
         return RequestError(503, _UNUSABLE, code="callers_unavailable", headers={"Retry-After": "5"})
 
     def _record_failure(self, error: ConfigError) -> None:
-        """Record that the file can't be used; logged once, until it can."""
+        """Record that the file can't be used. Logged once, until it can be used again."""
         if not self._problem:
             logger.error("%s; requests are refused until then", error)
         self._problem = _UNUSABLE
@@ -373,15 +374,15 @@ class CallerAccess:
 
 
 def _device_alone(client: Client) -> Client:
-    """Return a client of the device alone, with totals of its own; the client itself, if it asks no server anyway."""
+    """Return a client that uses only the device and has its own totals, or the client itself if it doesn't use servers anyway."""
     return client if client.race.policy == "device-only" else client.with_options(mode=replace(client.race, policy="device-only"))
 
 
 def check_prices(prices: Mapping[str, TokenPrices]) -> None:
-    """Check that all servers have known prices: without them no budget can be kept.
+    """Check that all servers have known prices, without which budgets can't be enforced.
 
     Raises:
-        ConfigError: one has none.
+        ConfigError: a server has no known price.
     """
     for name, each in prices.items():
         if each.prompt is None or each.completion is None:

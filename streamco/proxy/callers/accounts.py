@@ -1,4 +1,4 @@
-"""The callers' file for an event loop: each call runs in one thread of its own, so that no answer waits for the disk."""
+"""The callers' file for use in an event loop. All calls run in one separate thread, so that no answer waits for the disk."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ T = TypeVar("T")
 
 logger = logging.getLogger("streamco.proxy")
 
-LONGEST_WAIT = 5.0  # seconds that a request waits for the file, calls before it included; then it is refused
+LONGEST_WAIT = 5.0  # seconds that a request waits for the file, including earlier calls, before it is refused
 CHECK_INTERVAL = 1.0  # seconds
-WRITE_INTERVAL = 1.0  # seconds between attempts to write costs that could not be written
+WRITE_INTERVAL = 1.0  # seconds between attempts to write costs that couldn't be written
 
 
 class CallerAccounts:
     """Keys, rates and budgets of a proxy's callers. Every method raises ``ConfigError`` if the file can't be used.
 
-    Calls are carried out in their order, also those that are no longer waited for.
+    Calls are carried out in order, even if their caller no longer waits for them.
 
     Args:
         path: the file.
@@ -45,15 +45,15 @@ class CallerAccounts:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamco callers")
         self._is_closed = False
         self._checking: asyncio.Task[None] | None = None  # the last check of the file
-        self._checked_until = -math.inf  # when a check that succeeded is repeated; on the event loop's clock
-        self._writing: asyncio.Task[None] | None = None  # attempts to write what could not be written
-        self._may_be_unwritten = False  # a call has failed, or is no longer waited for, since the last attempt began
+        self._checked_until = -math.inf  # event loop's time until which a successful check counts
+        self._writing: asyncio.Task[None] | None = None  # attempts to write costs that couldn't be written
+        self._may_be_unwritten = False  # since the last attempt began, a call has failed or been abandoned
 
     async def start(self) -> None:
         """Open the file.
 
         Raises:
-            ConfigError: it isn't there, is damaged or another one, or can't be read and written.
+            ConfigError: it doesn't exist, is damaged, isn't a callers' file, or can't be read and written.
         """
         try:
             await self.run(self._store.check)
@@ -62,9 +62,9 @@ class CallerAccounts:
             raise
 
     async def check(self) -> None:
-        """Check that the file can be read and written; see ``start``. All that ask at once share one check.
+        """Check that the file can be read and written; see ``start``. Concurrent calls share one check.
 
-        One that succeeds counts for a second, unless a call fails.
+        A successful check counts for a second, unless a call fails.
         """
         now = asyncio.get_running_loop().time()
         if self._checking is None or (self._checking.done() and now >= self._checked_until):
@@ -74,10 +74,10 @@ class CallerAccounts:
         await asyncio.shield(self._checking)
 
     async def aclose(self) -> None:
-        """Write what is not written yet, close the file and end the thread; idempotent.
+        """Write the costs that aren't written yet, close the file and end the thread. Idempotent.
 
         Raises:
-            ConfigError: it can't be written; what was reserved stays reserved.
+            ConfigError: the costs can't be written; their reservations stay.
         """
         if self._is_closed:
             return
@@ -91,7 +91,7 @@ class CallerAccounts:
             self._thread.shutdown(wait=False)
 
     async def find(self, key_hash: bytes) -> Caller | None:
-        """Return the caller with this key; None: there is none."""
+        """Return the caller with this key, or None if there is none."""
         return await self.run(self._store.find, key_hash)
 
     async def admit(self, key_hash: bytes) -> tuple[Caller, float] | None:
@@ -101,30 +101,30 @@ class CallerAccounts:
     async def reserve(self, reservation: str, name: str, cost: int, *, may_fall_back: bool) -> ReservedCost | None:
         """Reserve the most that a request may cost; see ``CallerStore.reserve``.
 
-        If it fails or is cancelled, it may be carried out all the same. So ``settle`` or ``withdraw`` must follow.
+        Even if this fails or is cancelled, the reservation may be made. So always call ``settle`` or ``withdraw`` afterwards.
         """
         return await self.run(self._store.reserve, reservation, name, cost, self.clock(), may_fall_back=may_fall_back)
 
     async def settle(self, reservation: str, settled: SettledCost) -> None:
-        """Replace a reservation by the real cost; see ``CallerStore.settle``.
+        """Replace a reservation with the real cost; see ``CallerStore.settle``.
 
-        If it fails, it is tried again until it is written, a second after each attempt.
+        If it fails, it is retried every second until it is written.
         """
         await self._run_or_retry(self._store.settle, reservation, settled)
 
     async def withdraw(self, reservation: str) -> None:
-        """Take a reservation back, if it was made; see ``CallerStore.withdraw``. If it fails, it is tried again as in ``settle``."""
+        """Take a reservation back, if it was made; see ``CallerStore.withdraw``. If it fails, it is retried as in ``settle``."""
         await self._run_or_retry(self._store.withdraw, reservation)
 
     async def figures(self, name: str) -> tuple[Caller, DayFigures]:
-        """Return a caller's limits, and its figures of this day."""
+        """Return a caller's limits, and its figures for today."""
         return await self.run(self._store.figures, name, self.clock())
 
     async def run(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Call a function in the thread, after the calls before it.
+        """Call a function in the thread, after all earlier calls.
 
         Raises:
-            ConfigError: it raised this, or the calls before it took too long.
+            ConfigError: the function raised it, or the calls took too long.
         """
         waiting = asyncio.wrap_future(self._thread.submit(function, *args, **options))
         try:
@@ -141,17 +141,17 @@ class CallerAccounts:
                 waiting.add_done_callback(_take_exception)
 
     async def _run_or_retry(self, function: Callable[P, None], *args: P.args, **options: P.kwargs) -> None:
-        """Run a function that settles. If it fails, start the task that writes it later."""
+        """Run a function that settles a cost. If it fails, start the task that writes the cost later."""
         try:
             await self.run(function, *args, **options)
-        except (ConfigError, asyncio.CancelledError) as error:  # a call that is no longer waited for may fail yet
+        except (ConfigError, asyncio.CancelledError) as error:  # an abandoned call may still fail
             self._may_be_unwritten = True
             if not self._is_closed and (self._writing is None or self._writing.done()):
                 self._writing = asyncio.create_task(self._write_later(str(error)), name="streamco callers writing")
             raise
 
     async def _write_later(self, reason: str) -> None:
-        """Write the costs that could not be written, as soon as the file allows it. ``reason``: why it didn't; another one is logged."""
+        """Write the costs that couldn't be written, as soon as the file allows it. Errors other than ``reason`` are logged."""
         while True:
             await asyncio.sleep(WRITE_INTERVAL)
             self._may_be_unwritten = False
@@ -166,6 +166,6 @@ class CallerAccounts:
 
 
 def _take_exception(waiting: asyncio.Future[T]) -> None:
-    """Take the exception of a call that is no longer waited for: what it was for has failed already."""
+    """Retrieve the exception of an abandoned call, so that it isn't logged: what the call was for has failed already."""
     if not waiting.cancelled():
         waiting.exception()

@@ -1,4 +1,4 @@
-"""A caller of the proxy, its figures of one day, and money in whole nanodollars, so that sums are exact."""
+"""A caller of the proxy, and its figures for one day. Money is in whole nanodollars, so that sums are exact."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")  # goes into logs, headers and label
 
 
 class Caller(Struct, frozen=True, kw_only=True):
-    """One caller and its limits; its key is not here.
+    """One caller and its limits, without its key.
 
     Args:
         name: name in logs, metrics and figures: up to 64 letters, digits, dots, dashes or underscores.
-        budget: nanodollars that it may spend a day (UTC); None: no limit.
-        rate: requests a minute; None: no limit.
+        budget: nanodollars that it may spend per day (UTC), or None for no limit.
+        rate: requests per minute, or None for no limit.
         sides: sides that its answers may come from.
-        is_operator: it may read the figures of all callers (``/metrics``, ``/streamco/totals``).
+        is_operator: True if it may read the figures of all callers (``/metrics``, ``/streamco/totals``).
 
     Raises:
-        ConfigError: a value out of range.
+        ConfigError: a value is out of range.
     """
 
     name: str
@@ -53,18 +53,18 @@ class Caller(Struct, frozen=True, kw_only=True):
 
 
 class DayFigures(Struct, frozen=True, kw_only=True):
-    """One caller's figures of one day; money in nanodollars.
+    """One caller's figures for one day, with money in nanodollars.
 
     Args:
         day: the day in UTC, such as 2026-11-27.
         spent: cost of the answers that have ended.
-        reserved: the most that the answers under way may cost.
+        reserved: the most that the answers in progress may cost.
         requests: requests that were admitted.
-        spared: the part of them that the device answered alone, because the budget didn't cover a server.
-        refused: requests that were refused, because the budget didn't cover them.
+        spared: how many of them the device answered alone, because the budget didn't cover a server.
+        refused: requests that were refused because the budget didn't cover them.
         prompt_tokens: prompt tokens that all endpoints read.
         completion_tokens: tokens that all endpoints generated.
-        estimated_prompt_tokens, estimated_completion_tokens: the part of each that no endpoint has counted.
+        estimated_prompt_tokens, estimated_completion_tokens: how many of each are estimates, because no endpoint counted them.
     """
 
     day: str
@@ -83,7 +83,7 @@ def to_nanos(usd: float) -> int:
     """Return US dollars as nanodollars, rounded up.
 
     Raises:
-        ConfigError: a negative amount, or none at all (infinite, NaN).
+        ConfigError: the amount is negative, infinite or NaN.
     """
     if not 0 <= usd < math.inf:
         raise ConfigError(f"callers: expected US dollars >= 0, got {usd!r}")

@@ -1,4 +1,4 @@
-"""Arithmetic of a day's budget: what is spent, what is reserved, and what is left. All amounts are nanodollars."""
+"""The arithmetic of a daily budget: what is spent, reserved and left. All amounts are nanodollars."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class DayBudget(Struct, frozen=True, kw_only=True):
     """One caller's budget on one day.
 
     Args:
-        limit: what may be spent; None: no limit.
+        limit: the most that may be spent, or None for no limit.
         spent: cost of the answers that have ended.
-        reserved: the most that the answers under way may cost.
+        reserved: the most that the answers in progress may cost.
     """
 
     limit: int | None
@@ -27,11 +27,11 @@ class DayBudget(Struct, frozen=True, kw_only=True):
 
     @property
     def left(self) -> int | None:
-        """What further answers may cost, at least 0; None: no limit."""
+        """The amount left for further answers, at least 0, or None for no limit."""
         return None if self.limit is None else max(0, self.limit - self.spent - self.reserved)
 
     def covers(self, cost: int) -> bool:
-        """Return True if an answer that costs at most this may be made. What costs nothing always may."""
+        """Return True if the budget covers an answer that costs at most this. It always covers an answer that costs nothing."""
         return cost == 0 or self.limit is None or self.spent + self.reserved + cost <= self.limit
 
 

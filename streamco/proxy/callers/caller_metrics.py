@@ -1,4 +1,4 @@
-"""Figures of callers for Prometheus; the label is the caller's name, so there are as many series as callers."""
+"""Prometheus figures about callers. The label is the caller's name, so there are as many series as callers."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ class CallerMetrics:
         self._cost.labels(name).inc(from_nanos(settled.cost))
 
     def record_failure(self) -> None:
-        """Count a call that the file failed."""
+        """Count a call that failed because of the file."""
         self._failures.inc()

@@ -1,9 +1,9 @@
-"""The most that a request may cost at a server, known before it is sent, and what it is charged when its answer has ended.
+"""Computes the most that a request may cost at a server, before it is sent, and what it is charged when its answer has ended.
 
 Prompts are estimated from above: a token has at least one byte of the prompt's text. Tools and other objects count as the text that a chat
 template may make of them: indented JSON, with everything escaped. Answers have a limit: the request's own, or one that is set for it.
-Fields are refused if nothing here bounds their cost. So the sum of what is spent and reserved keeps below a budget, with the exceptions
-that docs/proxy.md lists.
+Fields whose cost nothing here bounds are refused. So the amounts spent and reserved together stay below the budget, with the exceptions
+listed in docs/proxy.md.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from streamco.server.http.errors import RequestError, invalid
 
 __all__ = ["RequestSize", "charge", "measure_request"]
 
-IMAGE_TOKENS = 50_000  # of one image at its most: gpt-4o-mini bills up to 48,169 for eight tiles
-LEAST_IMAGE_TOKENS = 85  # of one image at its least: gpt-4o's price of a small one
-PREAMBLE_TOKENS = 500  # of the sentences that a server puts around tools, schemas or documents
-_FRAME = 32  # tokens of a chat template around a message, and around all of them
-_BYTES_A_TOKEN = 5  # of text in a prompt that no server has counted, so that the count is rather too low
-_MOST_TOKENS = 10**15  # of a limit that a request may name; beyond any budget, and exact in a float
+IMAGE_TOKENS = 50_000  # most tokens of one image: gpt-4o-mini bills up to 48,169 for eight tiles
+LEAST_IMAGE_TOKENS = 85  # fewest tokens of one image: gpt-4o's price for a small one
+PREAMBLE_TOKENS = 500  # tokens of the sentences that a server puts around tools, schemas or documents
+_FRAME = 32  # tokens that a chat template puts around each message, and around all of them
+_BYTES_A_TOKEN = 5  # bytes per token of a prompt that no server has counted; a high number, so that the estimate is low
+_MOST_TOKENS = 10**15  # largest limit that counts; beyond any budget, and exact in a float
 _PARTS = ("text", "input_text", "refusal", "thinking", "image_url")
 _MEMBER = 8  # tokens of the tags that a chat template may put around a member of an object
 _IMAGE_ADDRESSES = ("data:image/", "http://", "https://")
@@ -37,8 +37,8 @@ _WITH_PREAMBLE = frozenset({"documents", "functions", "guided_json", "json_schem
 _TOOLS = (None, "function", "custom")
 _TIERS = (None, "auto", "default", "flex", "standard", "standard_only")  # "priority" costs twice as much
 
-# Fields of a request that cost no more than the tokens of their own text, those of the prompt and those of the answer. Not among them:
-# those that call other models, sell searches or files, expand a template of their own, or limit an answer by another name.
+# Fields of a request that cost no more than the tokens of their own text, of the prompt and of the answer. Not among them: fields
+# that call other models, sell searches or files, expand a template of their own, or limit an answer under another name.
 _BOUNDED_FIELDS = frozenset(
     {
         *("add_generation_prompt", "add_special_tokens", "cache_prompt", "chat_template_kwargs", "client_metadata"),
@@ -66,7 +66,7 @@ _FUNCTION_FIELDS = frozenset({"name", "description", "parameters", "strict", "fo
 _CALL_FIELDS = frozenset({"id", "type", "index", "function", "custom", "extra_content"})
 _CALLED_FIELDS = frozenset({"name", "arguments", "input"})
 
-# Switches of chat templates. Not among them: arguments of the function that fills a template, such as ``chat_template`` itself.
+# Switches of chat templates. Not among them: arguments of the function that renders a template, such as ``chat_template`` itself.
 _SWITCHES = frozenset(
     {
         *("add_generation_prompt", "add_vision_id", "clear_thinking", "continue_final_message", "current_date", "date_string"),
@@ -77,12 +77,12 @@ _SWITCHES = frozenset(
 
 
 class RequestSize(Struct, frozen=True, kw_only=True):
-    """Tokens of one request at a server.
+    """The tokens of one request at a server.
 
     Args:
-        prompt: the prompt at its most.
-        answer: all choices of the answer at their most.
-        least_prompt: the prompt at its least.
+        prompt: most tokens that the prompt can have.
+        answer: most tokens that all choices of the answer can have.
+        least_prompt: fewest tokens that the prompt can have.
     """
 
     prompt: int
@@ -90,7 +90,7 @@ class RequestSize(Struct, frozen=True, kw_only=True):
     least_prompt: int = 0
 
     def cost_at_most(self, prices: Iterable[TokenPrices]) -> int:
-        """Return the nanodollars that it costs at the dearest of these prices, all of which are known."""
+        """Return the nanodollars that it costs at the highest of these prices, all of which must be known."""
         return max((to_nanos(self.prompt * (each.prompt or 0.0) + self.answer * (each.completion or 0.0)) for each in prices), default=0)
 
 
@@ -99,11 +99,11 @@ def measure_request(request: Request, *, answer_tokens: int, computed: int = 1) 
 
     Args:
         request: the request.
-        answer_tokens: limit of an answer to a request without its own.
-        computed: tokens that a server computes at most for each token of the answer.
+        answer_tokens: limit for the answer if the request has none.
+        computed: most tokens that a server computes for each token of the answer.
 
     Raises:
-        RequestError: 400 nothing bounds the cost of a field or a content.
+        RequestError: 400 nothing bounds the cost of a field or of some content.
     """
     _check_fields(request.extra)
     measured = _Measured()
@@ -121,17 +121,17 @@ def measure_request(request: Request, *, answer_tokens: int, computed: int = 1) 
 
 
 def charge(parts: Iterable[EndpointReport], size: RequestSize | None, prices: Mapping[str, TokenPrices], *, reserved: int) -> int:
-    """Return the nanodollars that an answer is charged: its report's cost.
+    """Return the nanodollars that an answer is charged, which is its report's cost.
 
-    If a server has sent no count that can be true, or its cost is not known, the answer is charged at least what was reserved for it: an
-    estimate may be too low, and then the budget would not hold. A server that lost a race was stopped at the winner's first token, so its
-    estimate counts. A prompt that wasn't counted costs at least the larger of two estimates, the report's and that of ``size``.
+    If a server sent no plausible token count, or its cost isn't known, the answer is charged at least the amount that was reserved for it,
+    because an estimate may be too low, and then the budget wouldn't hold. A server that lost a race was stopped at the winner's first
+    token, so its estimate is used. A prompt that wasn't counted costs at least the larger of two estimates, from the report and ``size``.
 
     Args:
-        parts: parts of the endpoints in the answer.
-        size: the request's size; None: it was not measured.
+        parts: the endpoints' parts in the answer.
+        size: the request's size, or None if it wasn't measured.
         prices: prices of the servers, by name.
-        reserved: the most that it was expected to cost.
+        reserved: the amount that was reserved for it.
     """
     total, is_known = 0, True
     for part in parts:
@@ -151,7 +151,7 @@ def _check_fields(extra: Mapping[str, Any]) -> None:
     """Check that nothing in a request costs more than its tokens.
 
     Raises:
-        RequestError: 400.
+        RequestError: 400 something does.
     """
     for name in sorted(extra.keys() - _BOUNDED_FIELDS):
         raise _unbounded(shorten(name, MAX_NAME), "none")
@@ -178,10 +178,10 @@ def _check_fields(extra: Mapping[str, Any]) -> None:
 
 
 def _check_names(value: Any, known: frozenset[str], field: str) -> None:
-    """Check that an object has known fields alone; a value of another kind counts as it is.
+    """Check that an object has only known fields. Other kinds of values pass.
 
     Raises:
-        RequestError: 400.
+        RequestError: 400 it has others.
     """
     if isinstance(value, Mapping):
         for name in sorted(value.keys() - known):
@@ -189,16 +189,16 @@ def _check_names(value: Any, known: frozenset[str], field: str) -> None:
 
 
 def _unbounded(field: str, expected: str) -> RequestError:
-    """Return the refusal of a field; ``expected``: the part of it that has a bounded cost."""
+    """Return the refusal of a field; ``expected``: the contents of it that have a bounded cost."""
     text = f"expected {expected}, got more: a budget can't be kept, because what it costs is not known beforehand"
     return invalid(field, text, code="unsupported_parameter")
 
 
 def _measure_message(message: Message, measured: _Measured) -> int:
-    """Measure a message; return the number of its images.
+    """Measure a message, and return the number of its images.
 
     Raises:
-        RequestError: 400 it has fields or parts of another kind.
+        RequestError: 400 it has fields or parts of an unknown kind.
     """
     if not message.keys() <= _MESSAGE_FIELDS:
         raise _unbounded("messages", "text, images and tool calls")
@@ -222,10 +222,10 @@ def _measure_message(message: Message, measured: _Measured) -> int:
 
 
 def _measure_part(part: Any, add: Callable[[Any], None]) -> int:
-    """Measure a part of a message's content that is no plain text; return the number of its images. ``add``: measures a field.
+    """Measure a part of a message's content that isn't plain text, and return the number of its images. ``add``: measures a field.
 
     Raises:
-        RequestError: 400 it is of another kind.
+        RequestError: 400 it is of an unknown kind.
     """
     if not isinstance(part, Mapping) or part.get("type") not in _PARTS:
         raise _unbounded("messages", "text, images and tool calls")
@@ -244,12 +244,12 @@ def _measure_part(part: Any, add: Callable[[Any], None]) -> int:
 
 
 class _Measured:
-    """Lengths of texts and JSON values, summed up.
+    """The total length of texts and JSON values.
 
     Args:
-        least: bytes of the texts, names and numbers alone.
-        most: bytes of the longest text that a server may make of them: indented by at most four spaces a level, which are a token, and with
-            all characters escaped that may be.
+        least: bytes of only the texts, names and numbers.
+        most: bytes of the longest text that a server may make of them, escaped as far as possible, and indented by at most four spaces a
+            level, which count as one because they are one token.
     """
 
     def __init__(self, least: int = 0, most: int = 0) -> None:
@@ -260,21 +260,21 @@ class _Measured:
         """Add a text that is shown as it is."""
         size = _bytes_of(text)
         self.least += size
-        self.most += size + 1  # and a line's end
+        self.most += size + 1  # plus a line ending
 
     def add_field(self, value: Any) -> None:
-        """Add a field of a message: a text as it is, another value as JSON."""
+        """Add a field of a message: a text as it is, any other value as JSON."""
         if isinstance(value, str):
             self.add_text(value)
         else:
             self.add(value)
 
     def add(self, value: Any, *, decodes: bool = True) -> None:
-        """Add a JSON value. ``decodes``: arguments of tool calls may be JSON in a text, and count as the longer of both."""
+        """Add a JSON value. With ``decodes``, a tool call's arguments count as a string or as the JSON in it, whichever is longer."""
         pending = [(value, 0)]
         while pending:
             value, depth = pending.pop()
-            self.most += 2 + depth  # its comma, and the line on which it stands
+            self.most += 2 + depth  # its comma, and the new line that it is on
             if isinstance(value, str):
                 self.least += _bytes_of(value)
                 self.most += len(encode_basestring_ascii(value))
@@ -292,7 +292,7 @@ class _Measured:
                         pending.append((each, depth + 1))
             else:
                 is_finite = not isinstance(value, float) or isfinite(value)
-                size = len(repr(value)) if is_finite else len("-Infinity")  # as a template may show it, or JSON
+                size = len(repr(value)) if is_finite else len("-Infinity")  # as a template or JSON may show it
                 self.least += size
                 self.most += size
 
@@ -305,7 +305,7 @@ class _Measured:
 
 
 def _decoded(text: str) -> Any:
-    """Return the JSON value in a text, as servers decode it for their templates; a text that is none is itself."""
+    """Return the JSON value in a text, as servers decode it for their templates, or the text itself if it isn't JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

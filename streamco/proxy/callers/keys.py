@@ -1,7 +1,7 @@
-"""Keys of callers: random, shown once when they are made, and kept as SHA-256 alone.
+"""Callers' keys: random, shown only once when they are made, and stored only as SHA-256 hashes.
 
-A key has 256 random bits, so that no salt and no slow hash is needed: there is nothing to guess. What the time of a look-up shows is
-something about the hash, from which no key follows.
+A key has 256 random bits, which nobody can guess, so neither a salt nor a slow hash is needed. The time of a look-up may reveal something
+about the hash, but the key can't be derived from that.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _KEY = re.compile(rf"{_PREFIX}[A-Za-z0-9_-]{{43}}")
 
 
 def make_key() -> tuple[str, bytes]:
-    """Return a new key and what is kept of it; no other process makes the same one."""
+    """Return a new, unique key and the hash that is stored of it."""
     key = _PREFIX + token_urlsafe(_BYTES)
     return key, _hash(key)
 
 
 def hash_key(key: str) -> bytes | None:
-    """Return what is kept of a key; None: this is none, whatever the file says."""
+    """Return the stored hash of an API key, or None if the text isn't a key."""
     return _hash(key) if _KEY.fullmatch(key) else None
 
 

@@ -1,4 +1,4 @@
-"""The limit on requests a minute: a token bucket, which fills at the rate and holds a minute's requests."""
+"""The limit on requests per minute: a token bucket, which fills at the rate and holds a minute's requests."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _MINUTE = 60.0
 
 
 class TokenBucket(Struct, frozen=True):
-    """State of one caller's bucket.
+    """The state of one caller's bucket.
 
     Args:
-        tokens: requests that may come at once.
+        tokens: number of requests that may come at once.
         at: Unix time of this state.
     """
 
@@ -24,17 +24,18 @@ class TokenBucket(Struct, frozen=True):
 
     @classmethod
     def full(cls, rate: int, now: float) -> Self:
-        """Return the bucket of a caller that has not asked for a minute."""
+        """Return the bucket of a caller that hasn't sent a request for a minute."""
         return cls(float(rate), now)
 
     def take(self, rate: int, now: float) -> tuple[TokenBucket, float]:
-        """Return the bucket after a request, and the seconds that it comes too early; 0: it is admitted.
+        """Return the bucket after a request, and by how many seconds the request is too early, or 0 if it is admitted.
 
-        A request that comes too early takes nothing. If the clock steps back, no time has passed. After a step of at most a minute the
-        bucket fills when the clock has caught up, so a clock that swings gains nothing. After a longer one it fills from there.
+        A request that is too early takes nothing. If the clock steps back, no time counts as passed. After a step of at most a minute, the
+        bucket fills again once the clock has caught up, so a clock that goes back and forth gains nothing. After a longer step, it fills
+        from the new time on.
 
         Args:
-            rate: requests a minute.
+            rate: requests per minute.
             now: Unix time.
         """
         at = self.at if now < self.at <= now + _MINUTE else now

@@ -1,4 +1,4 @@
-"""Tables of the callers' file, and how the file is made and recognised."""
+"""The tables of the callers' file, and how the file is created and recognised."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["TOKEN_COLUMNS", "begin_log", "check_schema", "connect", "copy_file",
 
 _APPLICATION = 0x53434C00  # "SCL", and the version
 _VERSION = 3
-_UPGRADES = {2: ("estimated_prompt_tokens", "estimated_completion_tokens")}  # what files of an earlier version lack in ``usage``
+_UPGRADES = {2: ("estimated_prompt_tokens", "estimated_completion_tokens")}  # columns of ``usage`` that files of an earlier version lack
 TOKEN_COLUMNS = ("prompt_tokens", "completion_tokens", *_UPGRADES[2])
-"""Columns of ``usage`` with numbers of tokens."""
+"""The columns of ``usage`` that count tokens."""
 _RETRY = 0.01  # seconds
-_LARGEST = (1 << 31) - 1  # of a version number in SQLite, which is signed
+_LARGEST = (1 << 31) - 1  # largest version number in SQLite, which is signed
 _TABLES = (
     """CREATE TABLE callers (
         name TEXT PRIMARY KEY,
@@ -57,13 +57,13 @@ _TABLES = (
 
 
 def create_file(path: Path, patience: float) -> None:
-    """Make the file, readable and writable by its owner alone; one that is there is left as it is, unless it is empty.
+    """Create the file, readable and writable only by its owner. An existing file is left as it is, unless it is empty.
 
-    The tables are made in one transaction. So of several processes one makes them, and what a dead process began is made again.
+    The tables are created in one transaction. So only one of several processes creates them, and if a process dies, the next one does it.
 
     Raises:
-        ConfigError: the log of a file that was removed is there.
-        OSError, sqlite3.Error: it can't be made.
+        ConfigError: there is no file, but the log of a removed one.
+        OSError, sqlite3.Error: it can't be created.
     """
     if has_log(path) and not path.exists():
         raise foreign_log(path)
@@ -73,7 +73,7 @@ def create_file(path: Path, patience: float) -> None:
         connection = connect(path, patience)
     except sqlite3.DatabaseError as error:
         if _code_of(error) == sqlite3.SQLITE_NOTADB:
-            return  # it is another file, which opening it says
+            return  # it is another kind of file; opening it raises the error
         raise
     try:
         connection.execute("BEGIN IMMEDIATE")
@@ -92,7 +92,7 @@ def create_file(path: Path, patience: float) -> None:
 
 
 def connect(path: Path, patience: float) -> sqlite3.Connection:
-    """Return a connection to a file that is there.
+    """Return a connection to an existing file.
 
     Args:
         path: the file.
@@ -104,7 +104,7 @@ def connect(path: Path, patience: float) -> sqlite3.Connection:
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=patience, isolation_level=None)
     try:
         connection.execute("PRAGMA foreign_keys = ON")
-        connection.execute("PRAGMA synchronous = NORMAL")  # a process that dies loses nothing; a machine without power its last seconds
+        connection.execute("PRAGMA synchronous = NORMAL")  # a process that dies loses nothing, a power failure the last seconds
     except BaseException:
         connection.close()
         raise
@@ -114,10 +114,10 @@ def connect(path: Path, patience: float) -> sqlite3.Connection:
 def use_log(connection: sqlite3.Connection) -> None:
     """Keep changes in a write-ahead log from now on.
 
-    This needs the file for itself alone. SQLite gives up at once if another process is about to write, so the waiting is done here.
+    This needs exclusive use of the file. SQLite gives up at once if another process is about to write, so this function does the waiting.
 
     Raises:
-        sqlite3.Error: another process uses the file without one for longer than this connection waits.
+        sqlite3.Error: another process uses the file without a log for longer than this connection waits.
     """
     (patience,) = connection.execute("PRAGMA busy_timeout").fetchone()
     gives_up_at = time.monotonic() + patience / 1e3
@@ -138,21 +138,21 @@ def is_busy(error: Exception) -> bool:
 
 
 def _code_of(error: Exception) -> int:
-    """Return an error's primary code; 0: it has none, as errors of Python's own module."""
+    """Return an error's primary code, or 0 if it has none, like errors of Python's sqlite3 module itself."""
     code: int = getattr(error, "sqlite_errorcode", 0)
     return code & 0xFF
 
 
 def count_version(connection: sqlite3.Connection) -> None:
-    """Add one to the file's version number, in each transaction that changes something; see ``write_ahead_log``."""
+    """Add one to the file's version number. Call it in each transaction that changes something; see ``write_ahead_log``."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     connection.execute(f"PRAGMA user_version = {version + 1 if version < _LARGEST else -_LARGEST - 1}")
 
 
 def begin_log(connection: sqlite3.Connection) -> None:
-    """Give the file a number that no copy made before has, so that what is written from now on continues none of them.
+    """Give the file a number that no earlier copy has, so that the log written from now on doesn't continue any of them.
 
-    If another process writes, or the file can't be written, nothing happens: the process that began the log has done it.
+    If another process is writing, or the file can't be written, nothing happens: the process that began the log has done it.
 
     Raises:
         sqlite3.Error: the file can't be used.
@@ -172,10 +172,10 @@ def begin_log(connection: sqlite3.Connection) -> None:
 
 
 def copy_file(connection: sqlite3.Connection, copy: Path) -> None:
-    """Write a copy of an open file, at one moment between two transactions, which is its owner's alone.
+    """Write a copy of an open file, as it is between two transactions. Only its owner can read and write the copy.
 
     Raises:
-        FileExistsError: there is a file of this name.
+        FileExistsError: there is a file with this name.
         OSError, sqlite3.Error: it can't be written.
     """
     os.close(os.open(copy, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -192,11 +192,11 @@ def copy_file(connection: sqlite3.Connection, copy: Path) -> None:
 
 
 def check_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """Check that a file is one of callers, of this version, and whole; one of an earlier version gets what it lacks.
+    """Check that a file is a complete callers' file of this version. A file of an earlier version is upgraded.
 
     Raises:
-        ConfigError: it is another one.
-        sqlite3.Error: it is damaged, or no database.
+        ConfigError: it isn't.
+        sqlite3.Error: it is damaged, or isn't a database.
     """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application & ~0xFF != _APPLICATION:
@@ -211,7 +211,7 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _upgrade(connection: sqlite3.Connection) -> int:
-    """Give a file of an earlier version what it lacks, in one transaction; return its application id.
+    """Upgrade a file of an earlier version in one transaction, and return its application id.
 
     Raises:
         sqlite3.Error: it can't be written.

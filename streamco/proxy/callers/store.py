@@ -1,16 +1,17 @@
-"""The callers' file: an SQLite database that several processes share, for one thread of each.
+"""The callers' file: an SQLite database that several processes share, each using it in one thread.
 
-Each change is one transaction that begins with the lock for writing (``BEGIN IMMEDIATE``), so that two processes can't both take the last
-of a budget. Before a request goes to a server, the most that it may cost is reserved. When its answer has ended the reservation becomes its
-real cost. The reservations of a process that has died count in full until their day has ended. Then they are booked as spent on
-that day, because the money may have been.
+Each change is one transaction that begins with the write lock (``BEGIN IMMEDIATE``), so that two processes can't both take the rest of a
+budget. Before a request goes to a server, the most that it may cost is reserved. When its answer has ended, the reservation is replaced
+with its real cost. The reservations of a process that has died count in full until their day is over. Then they are booked as spent on
+that day, because the money may have been spent.
 
-A file that was removed or replaced is noticed at the next call, which opens whatever is there, and makes nothing. If SQLite's log of the
-file before is still there, the call fails, because SQLite would replay it into the new file (``write_ahead_log``).
+A file that was removed or replaced is noticed at the next call, which opens the file that is there, and doesn't create one. If SQLite's log
+of the previous file is still there, the call fails, because SQLite would replay it into the new file (``write_ahead_log``).
 
-Without a log (``journal_mode = TRUNCATE``) there would be no such fault, but each transaction waits twice or more for the disk. The three
-of a request took 2 to 45 ms on a disk that needs 0.5 to 8 ms for that, and 0.1 ms with the log, which waits only when it is moved to the
-file. That is 30 requests a second or thousands. Without waiting (``synchronous = OFF``) a loss of power could damage the file.
+Without a log (``journal_mode = TRUNCATE``) this couldn't happen, but each transaction would wait for the disk at least twice. The three
+transactions of a request took 2 to 45 ms on a disk where one wait takes 0.5 to 8 ms, and 0.1 ms with the log, which waits only when it is
+moved to the file. That is the difference between 30 requests a second and thousands. Without waiting (``synchronous = OFF``), a power
+failure could damage the file.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ from streamco.proxy.callers.write_ahead_log import check_log, file_version, has_
 __all__ = ["KEPT_DAYS", "CallerStore", "ReservedCost", "SettledCost", "add_caller"]
 
 _CALLER = "name, budget, rate, device, server, operator"
-KEPT_DAYS = 400  # days with requests of which a caller's figures are kept
+KEPT_DAYS = 400  # number of days with requests for which a caller's figures are kept
 
 
 class ReservedCost(Struct, frozen=True, kw_only=True):
-    """What became of a reservation.
+    """The outcome of a reservation.
 
     Args:
-        is_covered: the budget covers it, and the amount is reserved.
-        left: nanodollars that were left of the day's budget before; None: no limit.
+        is_covered: True if the budget covers it, so that the amount is reserved.
+        left: nanodollars that were left of the day's budget before, or None for no limit.
     """
 
     is_covered: bool
@@ -62,7 +63,7 @@ class ReservedCost(Struct, frozen=True, kw_only=True):
 
 
 class SettledCost(Struct, frozen=True, kw_only=True):
-    """What an answer has cost: nanodollars, the tokens at all endpoints, and how many of them are estimates."""
+    """The cost of an answer: nanodollars, the tokens at all endpoints, and how many of them are estimates."""
 
     cost: int = 0
     prompt_tokens: int = 0
@@ -72,7 +73,7 @@ class SettledCost(Struct, frozen=True, kw_only=True):
 
 
 class CallerStore:
-    """Reads and changes one callers' file; all calls come from one thread.
+    """Reads and changes one callers' file. All calls must come from one thread.
 
     Args:
         path: the file.
@@ -84,15 +85,15 @@ class CallerStore:
         self._patience = patience
         self._connection: sqlite3.Connection | None = None
         self._identity = (0, 0)  # device and inode of the file that is open
-        self._changed = 0  # nanoseconds: when it itself, without its log, was changed last
-        self._unsettled: dict[str, SettledCost] = {}  # costs that could not be written yet
+        self._changed = 0  # last change of the file itself, without its log, in nanoseconds
+        self._unsettled: dict[str, SettledCost] = {}  # costs that couldn't be written yet
         self._booked_day = ""
 
     def create(self) -> None:
-        """Make the file if it isn't there, and open it.
+        """Create the file if it doesn't exist, and open it.
 
         Raises:
-            ConfigError: it can't be made, or is another one.
+            ConfigError: it can't be created, or isn't a callers' file.
         """
         with self._translated():
             create_file(self.path, self._patience)
@@ -102,16 +103,16 @@ class CallerStore:
         """Open the file.
 
         Raises:
-            ConfigError: it isn't there, is damaged or another one, or can't be read.
+            ConfigError: it doesn't exist, is damaged, isn't a callers' file, or can't be read.
         """
         with self._using():
             pass
 
     def check(self) -> None:
-        """Check that the file can be written, by an empty transaction.
+        """Check with an empty transaction that the file can be written.
 
         Raises:
-            ConfigError: it can't be.
+            ConfigError: it can't be written.
         """
         with self._writing():
             pass
@@ -120,7 +121,7 @@ class CallerStore:
         """Write a copy of the file, which may be in use.
 
         Raises:
-            ConfigError: there is a file of this name, or one of the two can't be used.
+            ConfigError: there is a file with this name, or one of the two can't be used.
         """
         with self._using() as connection:
             try:
@@ -129,7 +130,7 @@ class CallerStore:
                 raise ConfigError(f"callers: expected a new file for the copy, got {copy}: {error.strerror}") from error
 
     def close(self) -> None:
-        """Close the file; the next call opens it again."""
+        """Close the file. The next call opens it again."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -140,7 +141,7 @@ class CallerStore:
         """Add a caller with its key's hash.
 
         Raises:
-            ConfigError: there is one of this name, or there are too many.
+            ConfigError: there is a caller with this name, or there are too many callers.
         """
         with self._writing() as connection:
             if _row(connection, "SELECT 1 FROM callers WHERE name = ?", caller.name) is not None:
@@ -154,10 +155,10 @@ class CallerStore:
             )
 
     def change(self, caller: Caller) -> None:
-        """Give the caller of this name these limits. Its bucket begins full.
+        """Give the caller with this name these limits. Its bucket is full at first.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: there is no such caller.
         """
         with self._writing() as connection:
             self._needed(connection, caller.name)
@@ -168,27 +169,27 @@ class CallerStore:
             )
 
     def rotate(self, name: str, key_hash: bytes) -> None:
-        """Replace a caller's key; the old one is void from now on.
+        """Replace a caller's key. The old one is invalid from now on.
 
         Raises:
-            ConfigError: there is none of this name.
+            ConfigError: there is no caller with this name.
         """
         with self._writing() as connection:
             self._needed(connection, name)
             connection.execute("UPDATE callers SET key_hash = ? WHERE name = ?", (key_hash, name))
 
     def remove(self, name: str) -> None:
-        """Remove a caller with its figures.
+        """Remove a caller and its figures.
 
         Raises:
-            ConfigError: there is none of this name.
+            ConfigError: there is no caller with this name.
         """
         with self._writing() as connection:
             self._needed(connection, name)
             connection.execute("DELETE FROM callers WHERE name = ?", (name,))
 
     def named(self, name: str) -> Caller:
-        """Return the caller of this name.
+        """Return the caller with this name.
 
         Raises:
             ConfigError: there is none.
@@ -197,28 +198,28 @@ class CallerStore:
             return self._needed(connection, name)
 
     def listed(self) -> list[Caller]:
-        """Return all callers, by name."""
+        """Return all callers, sorted by name."""
         with self._using() as connection:
             return [_caller(row) for row in connection.execute(f"SELECT {_CALLER} FROM callers ORDER BY name")]  # noqa: S608
 
     # Requests
 
     def find(self, key_hash: bytes) -> Caller | None:
-        """Return the caller with this key; None: there is none."""
+        """Return the caller with this key, or None if there is none."""
         with self._using() as connection:
             row = _row(connection, f"SELECT {_CALLER} FROM callers WHERE key_hash = ?", key_hash)  # noqa: S608
         return None if row is None else _caller(row)
 
     def admit(self, key_hash: bytes, now: float) -> tuple[Caller, float] | None:
-        """Find the caller with this key, and count a request against its rate; None: there is none. The number is that of ``take``."""
+        """Return the caller with this key and, from ``take``, by how many seconds its request is too early, or None if there is none."""
         caller = self.find(key_hash)
         return None if caller is None else (caller, self.take(caller.name, now))
 
     def take(self, name: str, now: float) -> float:
-        """Count a request against a caller's rate; return the seconds that it comes too early, 0: it is admitted.
+        """Count a request against a caller's rate. Return by how many seconds it is too early, or 0 if it is admitted.
 
         Args:
-            name: the caller's name; one that has been removed is limited by the check of its key.
+            name: the caller's name. A removed caller has no rate here, because the check of its key stops it.
             now: Unix time.
         """
         with self._writing() as connection:
@@ -231,14 +232,14 @@ class CallerStore:
         return wait
 
     def reserve(self, reservation: str, name: str, cost: int, now: float, *, may_fall_back: bool) -> ReservedCost | None:
-        """Reserve the most that a request may cost; None: the caller has been removed.
+        """Reserve the most that a request may cost. Return None if the caller has been removed.
 
         Args:
-            reservation: a name of its own, for ``settle``.
+            reservation: a unique name, for ``settle``.
             name: the caller's name.
             cost: nanodollars.
             now: Unix time; the cost counts on this day.
-            may_fall_back: if the budget doesn't cover it, the request is admitted without cost all the same; False: it is refused.
+            may_fall_back: if the budget doesn't cover the request, True admits it without cost, and False refuses it.
         """
         day = day_of(now)
         with self._writing() as connection:
@@ -261,7 +262,7 @@ class CallerStore:
         return ReservedCost(is_covered=is_covered, left=budget.left)
 
     def settle(self, reservation: str, settled: SettledCost) -> None:
-        """Replace a reservation by the real cost, on the day of the reservation; one that isn't there is left.
+        """Replace a reservation with the real cost, on the day of the reservation. A reservation that doesn't exist is ignored.
 
         If the file can't be written now, the reservation stays, and the cost is written with the next reservation or cost, or by
         ``write_settled``.
@@ -270,19 +271,19 @@ class CallerStore:
         self.write_settled()
 
     def withdraw(self, reservation: str) -> None:
-        """Take a reservation back of which no endpoint was asked; as ``settle``, with no cost."""
+        """Take back a reservation for which no endpoint was asked; like ``settle`` without cost."""
         self.settle(reservation, SettledCost())
 
     @property
     def has_unsettled(self) -> bool:
-        """True if there are costs that could not be written."""
+        """True if there are costs that couldn't be written."""
         return bool(self._unsettled)
 
     def write_settled(self) -> None:
-        """Write the costs that could not be written before.
+        """Write the costs that couldn't be written before.
 
         Raises:
-            ConfigError: they still can't.
+            ConfigError: they still can't be written.
         """
         if self._unsettled:
             with self._writing() as connection:
@@ -290,19 +291,19 @@ class CallerStore:
             self._unsettled.clear()
 
     def figures(self, name: str, now: float) -> tuple[Caller, DayFigures]:
-        """Return a caller's limits, and its figures of this day.
+        """Return a caller's limits, and its figures for today.
 
         Raises:
-            ConfigError: there is none of this name.
+            ConfigError: there is no caller with this name.
         """
         with self._using() as connection:
             return self._needed(connection, name), _figures(connection, name, day_of(now))
 
     def history(self, name: str, now: float, days: int) -> list[DayFigures]:
-        """Return a caller's figures of the last days, the newest first; days without a request are left out.
+        """Return a caller's figures for the last days, the newest first. Days without a request are left out.
 
         Raises:
-            ConfigError: there is no caller of this name.
+            ConfigError: there is no caller with this name.
         """
         first = day_before(now, days - 1)
         with self._using() as connection:
@@ -319,13 +320,13 @@ class CallerStore:
         for reservation, settled in self._unsettled.items():
             row = _row(connection, "SELECT caller, day FROM reservations WHERE id = ?", reservation)
             if row is None:
-                continue  # its caller was removed, or it was never made
+                continue  # its caller was removed, or the reservation was never made
             connection.execute("DELETE FROM reservations WHERE id = ?", (reservation,))
             counts = {column: getattr(settled, column) for column in TOKEN_COLUMNS}
             _add(connection, *row, spent=settled.cost, **counts)
 
     def _book_abandoned(self, connection: sqlite3.Connection, now: float, day: str) -> None:
-        """Book the reservations that a whole day has passed since as spent, and forget figures that are too old; once a day."""
+        """Book reservations from before yesterday as spent, and forget figures that are too old. Does this once a day."""
         if day == self._booked_day:
             return
         yesterday = day_before(now, 1)
@@ -334,7 +335,7 @@ class CallerStore:
         ).fetchall():
             _add(connection, caller, its_day, spent=cost)
         connection.execute("DELETE FROM reservations WHERE day < ?", (yesterday,))
-        # Days that have figures are counted, and not days of the calendar: a clock that jumps ahead forgets at most one.
+        # Counts days that have figures, not calendar days, so that a clock that jumps ahead makes at most one day be forgotten.
         crowded = connection.execute("SELECT caller FROM usage GROUP BY caller HAVING COUNT(*) > ?", (KEPT_DAYS,)).fetchall()
         for (caller,) in crowded:
             kept = "SELECT day FROM usage WHERE caller = ? ORDER BY day DESC LIMIT ?"
@@ -348,7 +349,7 @@ class CallerStore:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Yield the file in one transaction with the lock for writing; an exception undoes it."""
+        """Yield the file in one transaction with the write lock; an exception rolls it back."""
         with self._using() as connection:
             connection.execute("BEGIN IMMEDIATE")
             before = connection.total_changes
@@ -363,7 +364,7 @@ class CallerStore:
 
     @contextmanager
     def _using(self) -> Iterator[sqlite3.Connection]:
-        """Yield the open file. After an error it is closed, unless another process holds it, and opened again by the next call.
+        """Yield the open file. After an error it is closed, unless another process has locked it, and the next call opens it again.
 
         Raises:
             ConfigError: it can't be used.
@@ -381,15 +382,15 @@ class CallerStore:
             yield self._connection
 
     def _look_again(self, connection: sqlite3.Connection) -> None:
-        """Check that the open file was changed by SQLite, which moves the log into it, and was not overwritten.
+        """Check that the open file was changed by SQLite, which moves the log into it, and wasn't overwritten.
 
         Raises:
-            ConfigError: another file's content was written over it, and its log continues the one before.
+            ConfigError: another file's content was written over it, and its log belongs to the previous content.
         """
         try:
             check_log(self.path)
         except ConfigError:
-            if sys.version_info >= (3, 12):  # closing moves the log into the file otherwise
+            if sys.version_info >= (3, 12):  # otherwise closing would move the log into the file
                 connection.setconfig(sqlite3.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, True)
             raise
         (version,) = _needed_row(connection, "PRAGMA user_version")
@@ -413,7 +414,7 @@ class CallerStore:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            if not is_busy(error):  # opening the file again would lock it, just while others wait for it
+            if not is_busy(error):  # reopening the file would lock it just while others wait for it
                 with suppress(sqlite3.Error):
                     self.close()
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -430,18 +431,18 @@ def add_caller(
     sides: Sequence[Kind] = SIDES,
     is_operator: bool = False,
 ) -> str:
-    """Add a caller to a callers' file, which is made if it isn't there; return the key, which is nowhere else. It blocks for milliseconds.
+    """Add a caller to a callers' file, which is created if needed, and return its key, which isn't stored. Blocks for milliseconds.
 
     Args:
         path: the file.
         name: name in logs, metrics and figures.
-        budget: US dollars that it may spend a day (UTC); None: no limit.
-        rate: requests a minute; None: no limit.
+        budget: US dollars that it may spend per day (UTC), or None for no limit.
+        rate: requests per minute, or None for no limit.
         sides: sides that its answers may come from.
-        is_operator: it may read the figures of all callers.
+        is_operator: True if it may read the figures of all callers.
 
     Raises:
-        ConfigError: there is one of this name, a value is out of range, or the file can't be used.
+        ConfigError: there is a caller with this name, a value is out of range, or the file can't be used.
     """
     nanos = None if budget is None else to_nanos(budget)
     caller = Caller(name=name, budget=nanos, rate=rate, sides=tuple(sides), is_operator=is_operator)
@@ -488,7 +489,7 @@ def _figures(connection: sqlite3.Connection, name: str, day: str) -> DayFigures:
 
 
 def _add(connection: sqlite3.Connection, name: str, day: str, **amounts: int) -> None:
-    """Add to a caller's figures of a day."""
+    """Add to a caller's figures for a day."""
     connection.execute("INSERT OR IGNORE INTO usage (caller, day) VALUES (?, ?)", (name, day))
     sums = ", ".join(f"{column} = {column} + ?" for column in amounts)
     connection.execute(f"UPDATE usage SET {sums} WHERE caller = ? AND day = ?", (*amounts.values(), name, day))  # noqa: S608

@@ -1,9 +1,9 @@
-"""Check that SQLite's write-ahead log beside the callers' file belongs to the file.
+"""Checks that SQLite's write-ahead log next to the callers' file belongs to the file.
 
-SQLite replays any log that lies at ``FILE-wal`` when it opens ``FILE``, also that of another file or of a later state. After a process was
-killed, or a file was replaced under a running one, that would mix two files. So each transaction adds one to the file's version number
-(``PRAGMA user_version``, which begins at random). It is on the first page, and hence in the log. The log continues a file if the
-file's own number is one that the log has, or the one before (SQLite's file format, sections 1.3 and 4.1).
+SQLite replays any log at ``FILE-wal`` when it opens ``FILE``, even if it belongs to another file or a later state. After a process was
+killed, or a file was replaced while a process was using it, that would mix two files. So each transaction adds one to the file's version
+number (``PRAGMA user_version``, which starts at a random number). The number is on the first page, and hence in the log. The log belongs to
+a file if the file's own number is one of the log's, or the one before (SQLite's file format, sections 1.3 and 4.1).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PAUSE = 0.01  # seconds
 
 
 def check_log(path: Path) -> None:
-    """Check that the log beside a file, if there is one with transactions, belongs to the file. It blocks for milliseconds.
+    """Check that the log next to a file, if there is one with transactions, belongs to the file. This blocks for milliseconds.
 
     Raises:
         ConfigError: it doesn't, so the file was replaced.
@@ -44,7 +44,7 @@ def check_log(path: Path) -> None:
 
 
 def foreign_log(path: Path) -> ConfigError:
-    """Return the error of a file that has the log of another one beside it."""
+    """Return the error for a file with another file's log next to it."""
     return ConfigError(
         f"callers: expected a file with its own log, got the log of another one or of a later state at {path}-wal: "
         "was the file replaced while a proxy ran, or after one was killed? "
@@ -53,14 +53,14 @@ def foreign_log(path: Path) -> ConfigError:
 
 
 def has_log(path: Path) -> bool:
-    """Return True if a log with transactions lies beside this path."""
+    """Return True if there is a log with transactions next to this path."""
     log = _log_of(path)
     return log.exists() and log.stat().st_size > _HEADER
 
 
 def file_version(path: Path) -> int:
-    """Return the version number that the file itself has, without its log; 0 to 2**32 - 1."""
-    # SQLite reads it, because to close a file of one's own would end all locks that this process has on it.
+    """Return the version number in the file itself, without its log; 0 to 2**32 - 1."""
+    # SQLite reads it, because closing our own file object would release all locks that this process has on the file.
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)
     try:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -70,7 +70,7 @@ def file_version(path: Path) -> int:
 
 
 def log_versions(path: Path) -> tuple[int, int] | None:
-    """Return the file's version numbers in the log, the first and the last one that is committed; None: there are none."""
+    """Return the first and the last committed version number in the log, or None if there are none."""
     try:
         log = _log_of(path).open("rb")
     except FileNotFoundError:

@@ -1,1 +1,1 @@
-"""A chat for browsers: static files, and the routes that serve them."""
+"""A chat page for browsers: static files, and the routes that serve them."""

@@ -1,4 +1,4 @@
-// One answer: its text, the line of figures, what can be done with it, and the drawing of its race.
+// One answer: its text, the line of figures, its buttons, and the drawing of its race.
 
 import { AnswerText } from "./answer_text.js";
 import { sendRating } from "./api.js";
@@ -14,22 +14,22 @@ const ORIGINS = {
 
 export class AnswerView {
   /**
-   * @param around: is called with each function that changes the page.
-   * @param onOrigin: is called with each origin that the answer has, and with "handover".
-   * @param onRegenerate: is called by the button.
+   * @param around: called with each function that changes the page.
+   * @param onOrigin: called with each origin in the answer, and with "handover".
+   * @param onRegenerate: called by the button.
    */
   constructor({ around, onOrigin, onRegenerate }) {
     this.onOrigin = onOrigin;
     this.onRegenerate = onRegenerate;
     this.pieces = []; // [endpoint, origin, text]
-    this.origin = ""; // of the newest text
+    this.origin = ""; // origin of the newest text
     this.thinking = "";
-    this.report = null; // the newest one
-    this.how = ""; // "done", "stopped", "failed"; "": it goes on
+    this.report = null; // the newest report
+    this.how = ""; // "done", "stopped" or "failed", or "" while it continues
     this.message = "";
     this.leftAt = null; // seconds after which the user stopped it
     this.hasFigures = false;
-    this.ratings = ""; // path that a rating goes to; "": none is taken
+    this.ratings = ""; // path for a rating, or "" if it can't be rated
     this.made = null; // the side that made the last text of a race
     this.began = performance.now();
     this.root = make("article", "answer");
@@ -46,7 +46,7 @@ export class AnswerView {
     this.showWait();
   }
 
-  /** The Markdown that has come so far. */
+  /** The Markdown so far. */
   get source() {
     return this.text.source;
   }
@@ -120,7 +120,7 @@ export class AnswerView {
     drawRace(this.race, this.report, this.leftAt);
     const details = make("details");
     const whole = make("pre", "", JSON.stringify(this.report, null, 1));
-    whole.tabIndex = 0; // it scrolls, so the keyboard must reach it
+    whole.tabIndex = 0; // it scrolls, so it must be reachable by keyboard
     details.append(make("summary", "", "Whole report"), whole);
     this.race.append(details);
   }
@@ -133,7 +133,7 @@ export class AnswerView {
     return row;
   }
 
-  /** Show the button that asks for another answer, or hide it: only the last answer has it. */
+  /** Show or hide the button that asks for another answer, which only the last answer has. */
   set isLast(isLast) {
     if (this.again) this.again.hidden = !isLast;
   }
@@ -144,7 +144,7 @@ export class AnswerView {
     this.live.after(make("p", "failure", message));
   }
 
-  /** What has to be kept to show the answer again. */
+  /** The data that must be kept to show the answer again. */
   get saved() {
     const { pieces, thinking, report, message, leftAt } = this;
     return { pieces, thinking, report, how: this.how || "stopped", message, leftAt };
@@ -167,7 +167,7 @@ export function makeButton(text, onClick) {
   return button;
 }
 
-/** Copy a text, and let the button say for a moment what became of it. */
+/** Copy a text, and show on the button for a moment whether it worked. */
 export async function copy(text, button) {
   const words = button.textContent;
   if (button.dataset.isBusy) return;
@@ -184,7 +184,7 @@ async function isCopied(text) {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    return isCopiedFromField(text); // a page over HTTP from another machine has no such clipboard
+    return isCopiedFromField(text); // a page that another machine serves over HTTP has no such clipboard
   }
 }
 
@@ -200,7 +200,7 @@ function isCopiedFromField(text) {
   return isDone;
 }
 
-// Only an answer that the device wrote alone teaches something about the device
+// Only an answer that the device wrote alone says something about the device
 function isDevicesOwn({ endpoints, winner, hand_overs: changes, mode }) {
   return mode === "race" && changes.length === 0 && endpoints.some((side) => side.name === winner && side.kind === "device");
 }

@@ -1,14 +1,14 @@
-// The text of an answer as elements: Markdown, in which each piece shows by its lines which side wrote it.
+// The text of an answer as elements: Markdown, in which lines under and beside each piece show which side wrote it.
 //
-// Elements are made one by one, with text as text nodes, so no text becomes markup. What is closed is drawn once. The last block is drawn
-// anew when text comes, and only what differs is changed in the page, so that a selection or a scrolled block of code stays as it is.
+// Elements are made one by one, with text as text nodes, so no text becomes markup. Closed blocks are drawn once. The last block is redrawn
+// when text comes, and only the differences are changed in the page, so that a selection or a scrolled block of code stays as it is.
 
 import { parse } from "./markdown.js";
 
-const MAX_MARKDOWN = 200_000; // characters of an answer; what comes after them is shown as it is
+const MAX_MARKDOWN = 200_000; // characters of an answer; text after them is shown as it is
 const MAX_PLAIN = 10_000; // characters of one block of such text
-const REST = 4; // times as long as the last drawing took, until the next one
-const FRAME = 40; // milliseconds, at least
+const REST = 4; // wait before the next drawing, as a multiple of the time that the last one took
+const FRAME = 40; // shortest wait in milliseconds
 
 // The description of an element; `update` makes the page look like it
 function node(tag, attributes, ...children) {
@@ -39,7 +39,7 @@ function update(parent, old, now) {
   for (const { dom } of old.slice(now.length)) dom.remove();
 }
 
-// With dir="auto" the browser looks through the whole element at each child that is added, so it gets that back when all are there
+// With dir="auto" the browser searches the whole element for each child that is added, so the attribute is put back when all are there
 function updateElement(dom, before, now) {
   if (now.attributes.dir === "auto") dom.removeAttribute("dir");
   update(dom, before.children, now.children);
@@ -67,7 +67,7 @@ function setAttributes(element, old, now) {
 export class AnswerText {
   /**
    * @param root: the element that the text goes into.
-   * @param around: is called with each function that changes the page.
+   * @param around: called with each function that changes the page.
    */
   constructor(root, around = (change) => change()) {
     this.root = root;
@@ -75,11 +75,11 @@ export class AnswerText {
     this.source = "";
     this.runs = []; // {end, origin, title}: text of one origin, up to an offset
     this.marks = []; // {at, words}: hand-overs
-    this.closed = { at: 0, marks: 0 }; // what is drawn for good: up to an offset, and so many marks
-    this.shown = []; // descriptions of the blocks after it
-    this.plain = null; // the text node that more of the rest goes into
+    this.closed = { at: 0, marks: 0 }; // the final part: the text up to an offset, and the number of marks
+    this.shown = []; // descriptions of the blocks after the final part
+    this.plain = null; // the text node that the rest of a long text is added to
     this.timer = 0;
-    this.took = 0; // milliseconds, by the last drawing
+    this.took = 0; // milliseconds that the last drawing took
   }
 
   add(piece, origin, title) {
@@ -90,12 +90,12 @@ export class AnswerText {
     if (!this.timer) this.timer = setTimeout(() => this.around(() => this.draw(true)), Math.max(FRAME, REST * this.took));
   }
 
-  /** Mark that another side goes on from here. */
+  /** Mark that another side continues from here. */
   mark(words) {
     this.marks.push({ at: this.source.length, words });
   }
 
-  /** Draw all that has come, because no more will. */
+  /** Draw everything that has come, because no more will. */
   end() {
     this.draw(false);
   }
@@ -106,7 +106,7 @@ export class AnswerText {
     const began = performance.now();
     if (this.closed.at < MAX_MARKDOWN) this.drawMarkdown(isOpen && this.source.length < MAX_MARKDOWN);
     if (this.closed.at >= MAX_MARKDOWN) this.drawPlain();
-    void this.root.offsetHeight; // the browser's part of the work counts, too
+    void this.root.offsetHeight; // include the browser's part of the work
     this.took = performance.now() - began;
   }
 
@@ -149,7 +149,7 @@ class Drawing {
     this.nextMark = closed.marks;
   }
 
-  // A block of the answer itself: the line at its side has the colours of the sides that wrote it
+  // A block of the answer itself. The line beside it has the colours of the sides that wrote it
   block(block) {
     this.counts = new Map(); // characters by origin
     const content = this.content(block);
@@ -157,7 +157,7 @@ class Drawing {
     return node("div", { class: "block", side: sideOf(this.counts) }, content);
   }
 
-  // What is inside a quote or a list has no `dir`: the browser would leave it out when it finds the direction of the whole
+  // Blocks inside a quote or list have no `dir`, because the browser would ignore them when it determines the direction of the whole
   content(block, direction = { dir: "auto" }) {
     switch (block.kind) {
       case "heading":
@@ -183,7 +183,7 @@ class Drawing {
     return node("div", { class: "code", dir: "ltr" }, bar, node("pre", { tabindex: "0" }, code)); // it scrolls, so the keyboard must reach it
   }
 
-  // Lines of code, without a line below what they are indented by
+  // Lines of code, without an underline below their indentation
   codePieces(leaf) {
     const pieces = [];
     for (const { 0: data, index } of leaf.text.matchAll(/\S[^\n]*|\s+/g)) {
@@ -223,13 +223,13 @@ class Drawing {
     });
   }
 
-  // No image is loaded: its place shows what it is said to be, and its address
+  // Images aren't loaded: their description and address are shown instead
   image({ alt, address, href, at }) {
     const where = href === null ? text(address) : link(href, [text(address)]);
     return node("span", { class: "image", dir: "auto" }, text("image: "), this.pieces({ text: alt, at }), text(alt ? " · " : ""), where);
   }
 
-  // The pieces of a leaf: one for each origin, with hand-overs at their places
+  // The pieces of a leaf, one for each origin, with hand-overs where they happened
   pieces({ text: data, at }) {
     const pieces = [];
     const end = at + data.length;
@@ -262,7 +262,7 @@ function link(href, children) {
   return node("a", { href, title: href, target: "_blank", rel: "noopener noreferrer" }, children);
 }
 
-// Colours from top to bottom, in the order of the origins' first words, each as long as its share of the text
+// Colours from top to bottom, in the order in which the origins first appear, each as long as its share of the text
 function sideOf(counts) {
   const total = [...counts.values()].reduce((sum, count) => sum + count, 0);
   let before = 0;

@@ -1,4 +1,4 @@
-// Requests to the proxy. The key, if there is one, goes with each of them and to nobody else.
+// Requests to the proxy. The key, if there is one, is sent with each of them and to nobody else.
 
 const KEY = "streamco-key"; // in sessionStorage
 
@@ -34,9 +34,9 @@ async function failureOf(response) {
 /**
  * Ask for an answer and yield its chunks.
  *
- * @param limit: most tokens; NaN: any number.
- * @param onRefused: is called if the key is missing or wrong.
- * @param onRatings: is called with the path that a rating of the answer goes to, if one is taken.
+ * @param limit: maximum number of tokens, or NaN for no limit.
+ * @param onRefused: called if the key is missing or wrong.
+ * @param onRatings: called with the path for a rating of the answer, if it can be rated.
  */
 export async function* answerChunks(messages, { limit, signal, onRefused, onRatings }) {
   const body = { model: "streamco", messages, stream: true, stream_options: { include_origin: true } };
@@ -55,7 +55,7 @@ export async function* answerChunks(messages, { limit, signal, onRefused, onRati
   throw new Error("expected the rest of the answer, got the connection cut");
 }
 
-/** Send a rating; return what to say to the user. */
+/** Send a rating, and return the message for the user. */
 export async function sendRating(path, good) {
   const response = await fetch(path.slice(1), { method: "POST", headers: headers(), body: JSON.stringify({ good }) });
   if (!response.ok) return failureOf(response);
@@ -68,11 +68,11 @@ export async function needsKey() {
   try {
     return (await fetch("v1/models", { headers: headers() })).status === 401;
   } catch {
-    return false; // the next prompt shows what is wrong
+    return false; // the next prompt will show the problem
   }
 }
 
-/** Return what this page has beyond a chat: prompts to choose from, and whether it can kill the server. */
+/** Return the additions of a demo's page: prompts to choose from, and whether it can kill the server. */
 export async function pageSettings() {
   try {
     return await (await fetch("page.json")).json();
@@ -81,7 +81,7 @@ export async function pageSettings() {
   }
 }
 
-/** Kill the demo's server, and wait until it runs again; return why it does not, or "". */
+/** Kill the demo's server, and wait until it runs again. Return "", or why it doesn't run. */
 export async function killServer() {
   try {
     const response = await fetch("streamco/demo/kill", { method: "POST", headers: headers() });

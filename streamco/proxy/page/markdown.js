@@ -1,32 +1,33 @@
-// Markdown as models write it: a pure function from text to a tree. It knows nothing of the page, so it can be tested alone.
+// Parses Markdown as models write it: a pure function from text to a tree, which knows nothing about the page, so it can be tested alone.
 //
-// A leaf of the tree has its text and `at`, the offset in the source where that text begins; the page tints it by that. Raw HTML is text.
-// Images are nodes with an address that nobody loads. Links are nodes only if their address begins with http or https.
+// A leaf of the tree has its text and `at`, the offset in the source where that text begins, which the page needs to tint it. Raw HTML is
+// text. Images are nodes whose address is never loaded. Links are nodes only if their address begins with http or https.
 //
-// What differs from CommonMark, because answers are written by models and read while they come:
-// - a single newline is a line break, as in chat programs; there is no code by indentation, and no heading by underlining
+// Differences from CommonMark, because answers are written by models and read while they come:
+// - a single newline is a line break, as in chat programs; there are no indented code blocks and no underlined headings
 // - two spaces are enough to put a list into an item
-// - with `isOpen`, the end of the text is a cut: what is open there is shown as if it ended well, and the beginning of a marker is held back
+// - with `isOpen`, the text is cut off: open blocks are shown as if they ended properly, and the beginning of a marker is held back
 //
-// Time is linear in the text's length, whatever the text is: lines are read once for each level, levels are few, and no search starts anew
-// at each character. Each regular expression is anchored, or stops at the first character that can begin it again.
+// Time is linear in the text's length, whatever the text is: lines are read once for each level, there are few levels, and no search
+// restarts at each character. Each regular expression is anchored, or stops at the first character that can begin it again.
 
 import { parseInline } from "./markdown_inline.js";
 
 const MAX_DEPTH = 12; // quotes and lists inside each other; deeper ones are text
-const MAX_COLUMNS = 64; // of a table
+const MAX_COLUMNS = 64; // most columns of a table
 
 const FENCE = /^ {0,3}(`{3,}(?=[^`]*$)|~{3,})[ \t]*(.*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?=[ \t]|$)/;
 const RULE = /^ {0,3}([-*_])(?:[ \t]*\1){2,}[ \t]*$/;
 const QUOTE = /^ {0,3}>[ \t]?/;
 const ITEM = /^( *)([-+*]|(\d{1,9})[.)])(?=[ \t]|$)/;
-const MARKER = /^(?:[-+*=_~`#|:<]+|\d{1,9}[.)]?)?$/; // may yet become a list, a heading, a fence, a rule or a table
+const MARKER = /^(?:[-+*=_~`#|:<]+|\d{1,9}[.)]?)?$/; // may become a list, a heading, a fence, a rule or a table
 
-// Blocks. A line is its text without what belongs to the blocks around it, and the offset where that begins.
+// Blocks. A line is its text without the markers of the blocks around it, and the offset where that text begins.
 
 /**
- * Return the blocks of a part of the source. Each has `at`, where its first line begins, and `isCertain`: whatever comes next, it begins there.
+ * Return the blocks of a part of the source. Each has `at`, where its first line begins, and `isCertain`: true if it begins there whatever
+ * comes next.
  */
 export function parse(source, { from = 0, to = source.length, isOpen = false } = {}) {
   const lines = [];
@@ -76,7 +77,7 @@ function isHeld({ text, isPartial }) {
   return isPartial && MARKER.test(text.replace(/^[ \t>]+/, "").trimEnd());
 }
 
-// Whether the text is cut behind these lines; a line that is held back is the last one
+// Whether the text is cut off after these lines. A line that is held back is the last one
 const isEnd = (lines, end, isOpen) => isOpen && lines.slice(end, end + 2).every(isHeld);
 
 function indentOf(text) {
@@ -100,7 +101,7 @@ function trimmed(line) {
   return { ...begin, text: begin.text.trimEnd() };
 }
 
-// An item's marker: its indentation, the column where its text begins, its number (null: a bullet), and the rest of its line
+// An item's marker: its indentation, the column where its text begins, its number (null for a bullet), and the rest of its line
 function itemOf(line) {
   const match = ITEM.exec(line.text);
   if (!match) return null;
@@ -120,7 +121,7 @@ function beginsBlock(line, depth) {
   return item !== null && item.indent < 4 && !isBlank(item.rest) && (item.number === null || item.number === 1);
 }
 
-// The text of a line behind all markers of quotes and lists
+// The text of a line after all markers of quotes and lists
 function innermost(text) {
   for (let depth = 0; depth < MAX_DEPTH; depth++) {
     const match = QUOTE.exec(text) ?? (RULE.test(text) ? null : /^ *(?:[-+*]|\d{1,9}[.)])[ \t]+/.exec(text));
@@ -130,11 +131,11 @@ function innermost(text) {
   return text.trimStart();
 }
 
-// The lines of a quote or an item, one after the other: whether a line without its mark goes on with the paragraph of the line before
+// Reads the lines of a quote or item in order, to find whether a line without its marker continues the paragraph of the previous line
 class Lines {
   constructor() {
     this.all = [];
-    this.fence = ""; // the marks of an open one
+    this.fence = ""; // the marks of an open fence
     this.isParagraph = false;
   }
 
@@ -171,7 +172,7 @@ function readFence(lines, i) {
       end++;
       break;
     }
-    if (lines[end].isPartial && run && run === marks[0].repeat(run.length)) continue; // the first of three marks, most likely
+    if (lines[end].isPartial && run && run === marks[0].repeat(run.length)) continue; // most likely the first of three marks
     addCode(leaves, withoutIndent(lines[end], indent));
   }
   return { block: { kind: "code", language: info.trim().split(/\s/, 1)[0], leaves }, end };
@@ -240,7 +241,7 @@ function beginsTable(lines, i) {
   return cells.every(({ text }) => /^:?-+:?$/.test(text)) && cells.length === cellsOf(lines[i]).length;
 }
 
-// A line that the row of dashes may yet follow, at the end of an open text
+// A line at the end of an open text that a row of dashes may still follow
 function mayBeginTable(lines, i) {
   if (!lines[i].text.trimStart().startsWith("|")) return false;
   return i + 1 === lines.length || (i + 2 === lines.length && lines[i + 1].isPartial && /^[ \t|:-]*$/.test(lines[i + 1].text));

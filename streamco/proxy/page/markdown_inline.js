@@ -1,7 +1,7 @@
-// What is inside a block of Markdown, in three passes: tokens and links, then which marks of emphasis belong together, then the tree.
-// Its rules, and what differs from CommonMark, stand at the head of markdown.js.
+// Parses the text inside a block of Markdown, in three passes: tokens and links, then matching emphasis marks, then the tree.
+// For the rules, and the differences from CommonMark, see the head of markdown.js.
 
-const MAX_INLINE_DEPTH = 8; // emphasis inside each other; deeper one has no effect
+const MAX_INLINE_DEPTH = 8; // levels of nested emphasis; deeper emphasis has no effect
 const MAX_ADDRESS = 2000; // characters
 
 const SPECIAL = /[\\`*_~[\]!&<\n]|https?:\/\//g;
@@ -11,9 +11,9 @@ const NAMED = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0"
 const TARGET = /\([ \t]{0,9}(?:<([^<>\n]*)>|([^\s()<>]*(?:\([^\s()]*\)[^\s()]*)*))(?:[ \t\n]{1,9}(?:"[^"]{0,300}"|'[^']{0,300}'))?[ \t]{0,9}\)/y;
 const ANGLED = /<(https?:\/\/[^\s<>]{1,2000})>/iy;
 const BARE = /https?:\/\/[^\s<>"'`|\\[\]]+/y;
-const DANGLING = /\[([^\]\n]*)(?:\](?:\([^)\s]*)?)?$/y; // a link whose address has not come whole
+const DANGLING = /\[([^\]\n]*)(?:\](?:\([^)\s]*)?)?$/y; // a link whose address is incomplete
 
-/** Return the address if it is one that a link may have, as the browser reads it; null otherwise. */
+/** Return the address, as the browser parses it, if a link may have it, and null otherwise. */
 export function safeAddress(text) {
   const address = text.replace(new RegExp(ENTITY.source, "g"), (...match) => decoded(match)).replace(/\\([!-/:-@[-`{-~])/g, "$1");
   if (address.length > MAX_ADDRESS || !/^https?:[/]{2}/i.test(address) || /[\u0000-\u0020\u007f]/.test(address)) return null;
@@ -31,7 +31,7 @@ function decoded([, decimal, hexadecimal, name]) {
   return code < 32 || (code >= 127 && code < 160) || code > 0x10ffff || (code >= 0xd800 && code < 0xe000) ? "\ufffd" : String.fromCodePoint(code);
 }
 
-/** Return the nodes of lines that have no spaces around them; with `isOpen` the end of the last one is a cut. */
+/** Return the nodes of lines without surrounding spaces. With `isOpen`, the last line is cut off. */
 export function parseInline(lines, isOpen) {
   const text = lines.map((line) => line.text).join("\n");
   const tokens = new Tokenizer(text, isOpen).run();
@@ -48,14 +48,14 @@ class Tokenizer {
     this.end = text.length;
     this.tokens = [];
     this.brackets = []; // places of tokens
-    this.runs = null; // of backticks: their length to their places, last first
+    this.runs = null; // positions of runs of backticks by their length, last first
     this.dangling = -1;
     if (isOpen) this.findDangling();
   }
 
   findDangling() {
     const begin = this.text.lastIndexOf("[");
-    if (begin < 0 || isWordy(this.text[begin - 1])) return; // list[0] means itself
+    if (begin < 0 || isWordy(this.text[begin - 1])) return; // list[0] is meant literally
     DANGLING.lastIndex = begin;
     const match = DANGLING.exec(this.text);
     if (!match) return;
@@ -155,7 +155,7 @@ class Tokenizer {
 
   openBracket(i, end) {
     if (end - 1 === this.dangling) {
-      this.end = this.danglingEnd; // its text alone, until the address has come
+      this.end = this.danglingEnd; // only its text, until the address has come
       return end;
     }
     this.brackets.push(this.tokens.length);
@@ -175,7 +175,7 @@ class Tokenizer {
       this.tokens.push({ kind: "image", alt: this.text.slice(opening.end, i), begin: opening.end, address, href: safeAddress(address) });
       return TARGET.lastIndex;
     }
-    this.brackets.length = 0; // no link is inside another
+    this.brackets.length = 0; // links can't be nested
     const href = safeAddress(address);
     if (href === null) return this.put(i, TARGET.lastIndex);
     this.tokens[place] = { kind: "open", href };
@@ -218,7 +218,7 @@ function classOf(char) {
   return /[\p{P}\p{S}]/u.test(char) ? "punctuation" : "letter";
 }
 
-// Find which marks of emphasis belong together. What a link has inside pairs only with itself.
+// Find which emphasis marks belong together. Marks inside a link pair only with each other.
 function pairMarks(tokens, text, isOpen) {
   const levels = [];
   let level = newLevel();
@@ -240,7 +240,7 @@ function pairMarks(tokens, text, isOpen) {
       while (level.stack.at(-1).mark !== token.mark) pop();
       const opener = level.stack.at(-1);
       if (isLast && opener.left > token.left) {
-        token.left = 0; // the first of two marks, most likely
+        token.left = 0; // most likely the first of two marks
         break;
       }
       const length = Math.min(2, opener.left, token.left);
@@ -250,7 +250,7 @@ function pairMarks(tokens, text, isOpen) {
       token.closes++;
       if (opener.left === 0) pop();
     }
-    if (isLast && classOf(text[token.begin - 1]) !== "letter") token.left = 0; // its text has not come
+    if (isLast && classOf(text[token.begin - 1]) !== "letter") token.left = 0; // its text hasn't come
     if (token.canOpen && token.left > 0) {
       level.stack.push(token);
       level.count[token.mark]++;
@@ -262,7 +262,7 @@ function pairMarks(tokens, text, isOpen) {
 const newLevel = () => ({ stack: [], count: { "*": 0, "_": 0, "~": 0 } });
 const nodeOf = (mark, length) => (mark === "~" ? "strike" : length === 2 ? "strong" : "emphasis");
 
-// Close what is open at a cut; 2*3 means itself
+// Close marks that are open where the text is cut off; 2*3 is meant literally
 function closeMarks(tokens, text, stack) {
   for (const opener of stack.reverse()) {
     if (isWordy(text[opener.begin - 1])) continue;
@@ -311,14 +311,14 @@ class Tree {
   constructor(lines) {
     this.lines = lines;
     this.line = 0; // the line that the last offset was in
-    this.lineBegin = 0; // its place in the joined text
+    this.lineBegin = 0; // its position in the joined text
     this.nodes = [];
-    this.path = []; // of what is open: its kind, or "" if it is left out
+    this.path = []; // kinds of the open marks, or "" for those that are left out
     this.targets = [this.nodes]; // where nodes go
     this.links = 0;
   }
 
-  // The offset in the source of a place in the joined text; places only grow
+  // The offset in the source for a position in the joined text; positions only grow
   offset(place) {
     while (this.line + 1 < this.lines.length && place > this.lineBegin + this.lines[this.line].text.length) {
       this.lineBegin += this.lines[this.line].text.length + 1;

@@ -1,17 +1,17 @@
-// The chat of streamco's proxy. Everything that comes from elsewhere is shown as text nodes, so it can't become markup or code.
+// The chat page of streamco's proxy. Everything from outside is shown as text nodes, so it can't become markup or code.
 
 import { AnswerView, copy, makeButton } from "./answer.js";
 import { answerChunks, keepKey, killServer, needsKey, pageSettings } from "./api.js";
 import { make } from "./race.js";
 import { forgetTurns, savedTurns, saveTurns } from "./saved_turns.js";
 
-const NEAR_END = 120; // pixels from the page's end, within which it follows the text
+const NEAR_END = 120; // within this many pixels of its end, the page follows the text
 
 const $ = (id) => document.getElementById(id);
 const turns = []; // {prompt, question, view}; sent whole with each prompt
-let running = null; // the AbortController of the answer under way
+let running = null; // the AbortController of the answer in progress
 let killing = null; // the button that kills the server; only a demo has it
-let isServerGone = false; // it was killed, and does not run again yet
+let isServerGone = false; // it was killed, and isn't running again yet
 
 // The page
 
@@ -26,7 +26,7 @@ function toEnd() {
   document.documentElement.scrollTop = document.documentElement.scrollHeight;
 }
 
-// What an empty conversation says, and the prompts of a demo that it hasn't had
+// The text of an empty conversation, and a demo's prompts that haven't been used
 function showInvitation() {
   $("empty").hidden = $("conversation").childElementCount > 0;
   for (const starter of $("starters").children) starter.hidden = running !== null || turns.some(({ prompt }) => prompt === starter.textContent);
@@ -40,7 +40,7 @@ function notice(words) {
   $("notice").textContent = words;
 }
 
-// The legend explains what this conversation has had
+// The legend explains the origins in this conversation
 function explain(name) {
   $("legend").hidden = false;
   $("legend").querySelector(`[data-name="${name}"]`).hidden = false;
@@ -111,7 +111,7 @@ function ask(prompt) {
   answer(turn, null);
 }
 
-// previous: the answer that is shown again if no other one comes
+// previous: the answer that is shown again if no new one comes
 async function answer(turn, previous) {
   const { view } = turn;
   const controller = new AbortController();
@@ -173,7 +173,7 @@ function send() {
 function clear() {
   stop();
   turns.length = 0;
-  setRunning(null); // what still comes for the old conversation is not kept
+  setRunning(null); // text that still comes for the old conversation isn't kept
   forgetTurns();
   forgetLegend();
   $("conversation").replaceChildren();
@@ -191,7 +191,7 @@ function restore() {
   toEnd();
 }
 
-// What a demo has: prompts to begin with, and a button for the failure of its server
+// A demo's additions: prompts to begin with, and a button that kills its server
 async function showSettings() {
   const settings = await pageSettings();
   for (const prompt of settings.prompts) {
@@ -248,7 +248,7 @@ $("access").addEventListener("submit", (event) => {
   $("prompt").focus();
   checkKey();
 });
-window.addEventListener("beforeunload", stop); // else the answer would look as if it had failed
+window.addEventListener("beforeunload", stop); // otherwise the answer would look as if it had failed
 window.addEventListener("pagehide", () => running !== null && save());
 
 restore();

@@ -1,4 +1,4 @@
-// What is told of an answer's race: the line of figures below it, and a drawing of when each side was at work.
+// Shows an answer's race: the line of figures below it, and a drawing of when each side was working.
 
 const OUTCOMES = {
   "won": "made the answer",
@@ -10,7 +10,7 @@ const OUTCOMES = {
   "drafted": "drafted",
   "verified": "verified the drafts",
 };
-// The parts of a speculated answer: field of its figures, tint, words
+// The parts of a speculated answer: field of its figures, tint, text
 const MADE = [
   ["accepted", "accepted", "accepted"],
   ["corrected", "corrected", "corrected"],
@@ -52,7 +52,7 @@ function gradeText({ verdict, score }, { endpoints, winner }) {
   return `${isServers ? "the device was " : ""}${verdict}${score === null ? "" : `, ${score.toFixed(2)}`}`;
 }
 
-/** Return the words of the line below an answer. */
+/** Return the text of the line below an answer. */
 export function figuresOf(report) {
   const parts = [];
   if (report.grade) parts.push(gradeText(report.grade, report));
@@ -64,7 +64,7 @@ export function figuresOf(report) {
 
 // The timeline
 
-/** Draw a report. `leftAt`: seconds after which the user stopped the answer, which no report says; null: it was not stopped. */
+/** Draw a report. `leftAt`: seconds after which the user stopped the answer, which reports don't have, or null. */
 export function drawRace(figure, report, leftAt = null) {
   if (report.speculation) {
     drawSpeculation(figure, report, leftAt);
@@ -92,7 +92,7 @@ function addNotes(list, report) {
   for (const note of report.notes) list.append(make("li", "", `note: ${note}`));
 }
 
-// Both sides of a speculated answer work from its beginning to its end, so times would say nothing: shares of tokens do.
+// Both sides of a speculated answer work from beginning to end, so times would say nothing, but shares of tokens do.
 function drawSpeculation(figure, report, leftAt) {
   const made = report.speculation;
   const parts = MADE.map(([field, tint, words]) => ({ count: made[field], tint, words }));
@@ -128,7 +128,7 @@ function drawShares(name, what, parts) {
     words.push(`${part.count} ${part.words} (${formatShare(part.count / total)})`);
   }
   const text = [`${formatTokens(total)}${what}`, words.join(", ")].filter(Boolean).join(": ");
-  track.setAttribute("aria-hidden", "true"); // the words say the same
+  track.setAttribute("aria-hidden", "true"); // the text says the same
   row.append(make("span", "name", name), track, make("span", "words", text));
   return row;
 }

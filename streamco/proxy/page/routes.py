@@ -1,7 +1,8 @@
-"""Routes of the page: static files with fixed content types, and a check of the origin of every request that makes work.
+"""The page's routes: static files with fixed content types, and a check of the origin of every request that makes work.
 
-The page loads nothing from elsewhere, has no inline script or style, and shows all text as text. Its policy lets the browser hold it to
-that. The files hold no secret, so they need no key; the page sends the key that its user types with each request to the API.
+The page loads nothing from elsewhere, has no inline script or style, and shows all text as plain text. Its content security policy makes
+the browser enforce this. The files contain no secrets, so they need no key; the page sends the key that its user types with each API
+request.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ FOLDER = Path(__file__).parent
 
 
 class PageFile(Struct, frozen=True):
-    """A file of the page, and the content type that it is served with."""
+    """A file of the page, and its content type."""
 
     name: str
     content_type: str
@@ -37,18 +38,18 @@ class PageFile(Struct, frozen=True):
 
 
 class PageExtras(Struct, frozen=True):
-    """What a demo's page has beyond a chat.
+    """A demo's additions to the chat page.
 
     Attributes:
-        prompts: what an empty conversation offers to click on, and the client that answers it; None: the proxy's.
-        kill_server: kills the server, and returns when it runs again; None: the page has no button for that, and the proxy no path.
+        prompts: prompts to click on in an empty conversation, and the client that answers each, or None for the proxy's client.
+        kill_server: kills the server, and returns when it runs again. With None there is no button and no path for it.
     """
 
     prompts: Mapping[str, Client | None] = {}
     kill_server: Callable[[], Awaitable[None]] | None = None
 
     def client_for(self, request: Request) -> Client | None:
-        """Return the client that answers this request, if it ends with one of the prompts; None: the proxy's."""
+        """Return the client that answers this request if it ends with one of the prompts, or None for the proxy's client."""
         prompt = request.messages[-1].get("content") if request.messages else None
         return self.prompts.get(prompt) if isinstance(prompt, str) else None
 
@@ -67,26 +68,26 @@ KILL_PATH = "/streamco/demo/kill"
 
 _POLICY = (
     "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'; "
-    "require-trusted-types-for 'script'; trusted-types 'none'"  # text can't become a script or markup, whatever the page's code does
+    "require-trusted-types-for 'script'; trusted-types 'none'"  # text can't become script or markup, whatever the page's code does
 )
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "X-DNS-Prefetch-Control": "off",  # a link in an answer is not looked up before it is clicked
+    "X-DNS-Prefetch-Control": "off",  # don't look up a link in an answer before it is clicked
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # another version of the package has another page
+    "Cache-Control": "no-cache",  # other versions of the package have other pages
 }
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def add_page(app: web.Application, cors: tuple[str, ...], extras: PageExtras | None = None) -> None:
-    """Serve the page, and refuse requests that make work if a page of another origin sends them.
+    """Serve the page, and refuse requests that make work if a page from another origin sends them.
 
     Args:
         app: the proxy's application.
-        cors: origins that may send such requests all the same.
-        extras: what a demo's page has beyond a chat; None: nothing.
+        cors: other origins that may send such requests.
+        extras: a demo's additions to the chat page, if any.
     """
     extras = extras or PageExtras()
     for path, file in FILES.items():
@@ -124,7 +125,7 @@ def _refuse_other_origins(allowed: frozenset[str]) -> Middleware:
         origin = request.headers.get("Origin")
         if origin is not None and request.method not in _SAFE_METHODS and origin not in allowed and ANY_ORIGIN not in allowed:
             host = request.headers.get("Host", "")
-            # a proxy in front may have changed the host; Sec-Fetch-Site is the browser's word, which no page can set
+            # a proxy in front may have changed the host; Sec-Fetch-Site comes from the browser, and no page can set it
             if not _is_same(origin, host) and request.headers.get("Sec-Fetch-Site") != "same-origin":
                 expected = f"the page's own, {shorten(host, MAX_NAME)}"
                 raise RequestError(403, f"origin: expected {expected}, or none, got {shorten(origin, MAX_NAME)}")
@@ -134,6 +135,6 @@ def _refuse_other_origins(allowed: frozenset[str]) -> Middleware:
 
 
 def _is_same(origin: str, host: str) -> bool:
-    """Return True if an origin is that of a page from this host. Its scheme may be another, because a proxy may add TLS."""
+    """Return True if an origin is this host. Its scheme may be different, because a proxy may add TLS."""
     scheme, _, place = origin.partition("://")
     return scheme in {"http", "https"} and bool(place) and place.lower() == host.lower()

@@ -1,7 +1,7 @@
-// The conversation in sessionStorage: this tab has it again after a reload, and no other tab has it.
+// Keeps the conversation in sessionStorage, so that this tab, but no other, has it again after a reload.
 
 const PLACE = "streamco-conversation";
-const MAX_SAVED = 1_000_000; // characters; what is older than that is not kept
+const MAX_SAVED = 1_000_000; // characters; older turns aren't kept
 
 /** Keep the newest turns that fit: each is {prompt, pieces, report, how, message, leftAt, thinking}. */
 export function saveTurns(turns) {
@@ -16,11 +16,11 @@ export function saveTurns(turns) {
   try {
     sessionStorage.setItem(PLACE, `[${kept.join(",")}]`);
   } catch {
-    forgetTurns(); // the browser keeps less than that; an old conversation would be worse than none
+    forgetTurns(); // the browser keeps less than that, and an old conversation would be worse than none
   }
 }
 
-/** Return the turns that were kept; none if what is there is something else. */
+/** Return the turns that were kept, or none if something else is stored there. */
 export function savedTurns() {
   try {
     const turns = JSON.parse(sessionStorage.getItem(PLACE) ?? "[]");

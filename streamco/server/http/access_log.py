@@ -1,7 +1,7 @@
-"""The access log: one line a request, with an id that the client gets, too.
+"""The access log: one line per request, with an id that the client gets, too.
 
-A line holds what was asked for and how it ended, never a key, a query or a body: neither prompts nor answers. If the server has several
-keys, the name of the request's key is in the line.
+A line says what was requested and how it ended, and never contains a key, a query or a body, so neither prompts nor answers. If the server
+has several keys, the line also has the name of the request's key.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ __all__ = ["access_log", "current_request_id", "send_request_id"]
 
 _request_id: ContextVar[str] = ContextVar("streamco_request_id", default="")
 
-_GIVEN = ("X-Client-Request-Id", "X-Request-Id")  # as OpenAI's clients name theirs; as gateways do
+_GIVEN = ("X-Client-Request-Id", "X-Request-Id")  # the names that OpenAI's clients and gateways use
 _USUAL_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_PROBES = frozenset({"/health", "/metrics"})  # asked for every few seconds by whatever watches a server: for DEBUG
+_PROBES = frozenset({"/health", "/metrics"})  # monitoring requests these every few seconds, so they are logged at DEBUG
 _MAX_PATH = 100  # characters; a path may hold anything
 
 
 def access_log(logger: logging.Logger) -> Middleware:
-    """Return a middleware that logs each request when its answer has ended: INFO, or DEBUG for ``/health`` and ``/metrics``.
+    """Return a middleware that logs each request when its answer has ended, at INFO, or at DEBUG for ``/health`` and ``/metrics``.
 
-    It gives each request its id: the client's own, if that is one of at most 64 letters, digits, dots, dashes or underscores.
+    It also gives each request an id: the client's, if it has at most 64 letters, digits, dots, dashes or underscores, or a new one.
 
     Args:
-        logger: gets the lines.
+        logger: the logger that gets the lines.
     """
 
     @web.middleware
@@ -65,14 +65,14 @@ def access_log(logger: logging.Logger) -> Middleware:
 
 
 def current_request_id() -> str:
-    """Return the id of the request that the running task answers; "": it answers none."""
+    """Return the id of the request that the running task is answering, or "" if it isn't answering one."""
     return _request_id.get()
 
 
 async def send_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Put the request's id into the response's headers; for ``on_response_prepare``.
+    """Put the request's id into the response's headers; a handler for ``on_response_prepare``.
 
-    It is ``x-request-id``, and for Anthropic's API also ``request-id``, where that API's clients look for it.
+    The header is ``x-request-id``, and for Anthropic's API also ``request-id``, where that API's clients look for it.
     """
     if request_id := current_request_id():
         response.headers["x-request-id"] = request_id
@@ -89,5 +89,5 @@ def _given_id(request: web.Request) -> str | None:
 
 
 def _path(request: web.Request) -> str:
-    """Return the path without its query, printable and bounded."""
+    """Return the path without its query, made printable and limited in length."""
     return ascii(request.path[:_MAX_PATH])[1:-1]

@@ -1,4 +1,4 @@
-"""The API's paths as an aiohttp application: the server answers them with an engine, the proxy with a client."""
+"""The API's paths as an aiohttp application, which the server answers with an engine and the proxy with a client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Api(Protocol):
     """Handlers of OpenAI's paths."""
 
     async def health(self, request: web.Request, /) -> web.StreamResponse:
-        """Answer ``GET /health``: the server is alive, and how busy."""
+        """Answer ``GET /health``: whether the server is alive, and how busy it is."""
         ...
 
     async def models(self, request: web.Request, /) -> web.StreamResponse:
@@ -41,7 +41,7 @@ class Api(Protocol):
         ...
 
     async def stop(self, app: web.Application, /) -> None:
-        """Shut down: admit no request, and end each answer with an error that its reader can distinguish from an end."""
+        """Shut down: stop admitting requests, and end each answer with an error that its reader can distinguish from a normal end."""
         ...
 
 
@@ -54,15 +54,15 @@ def make_application(
     registry: CollectorRegistry | None = None,
     key_check: KeyCheck | None = None,
 ) -> web.Application:
-    """Return the application: paths, the access log, the check of the key or of the host's name, and errors in OpenAI's form.
+    """Return the application, with paths, access log, the check of the key or the host name, and errors in OpenAI's format.
 
     Args:
         api: the handlers.
         options: key and limits.
-        logger: gets a line for each request.
-        deferred: paths with handlers that check the key themselves, or need none.
-        registry: the figures of ``GET /metrics``; None: there is no such path.
-        key_check: as in ``authorize``.
+        logger: the logger that gets a line for each request.
+        deferred: paths whose handlers check the key themselves, or need none.
+        registry: the figures for ``GET /metrics``, or None to leave that path out.
+        key_check: see ``authorize``.
     """
     middlewares = [access_log(logger), translate_errors, authorize(options, deferred=deferred, key_check=key_check)]
     app = web.Application(middlewares=middlewares, client_max_size=options.max_body_bytes)

@@ -1,4 +1,4 @@
-"""API keys of a server: several, each with a name for the log, compared in constant time and never shown."""
+"""A server's API keys. Each has a name for the log. They are compared in constant time and never shown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamco.errors import ConfigError
 __all__ = ["KEY_NAME", "ApiKey", "check_keys", "find_key", "read_key_file"]
 
 KEY_NAME: web.RequestKey[str] = getattr(web, "RequestKey", lambda name, _: name)("streamco_key_name", str)
-"""Name of the key that a request came with; only where the server has several. Before aiohttp 3.14 it is a plain text."""
+"""Where a request keeps the name of its key, if the server has several. Before aiohttp 3.14 this is a plain string."""
 
 MAX_KEYS = 1024  # each request is compared with all of them
 
@@ -26,11 +26,11 @@ class ApiKey(Struct, frozen=True):
     """One key with the name of its user.
 
     Args:
-        name: the name of its user in logs: up to 64 letters, digits, dots, dashes or underscores.
-        key: the bearer token: printable ASCII without blanks around it.
+        name: the user's name in logs: up to 64 letters, digits, dots, dashes or underscores.
+        key: the bearer token: printable ASCII without surrounding spaces.
 
     Raises:
-        ConfigError: the name or the key can't be.
+        ConfigError: the name or the key isn't allowed.
     """
 
     name: str
@@ -45,7 +45,7 @@ class ApiKey(Struct, frozen=True):
             raise ConfigError("api_key: expected printable ASCII that a header can carry, got other characters or spaces around it")
 
     def __repr__(self) -> str:
-        """Show the name alone, because keys end up in logs."""
+        """Show only the name, because reprs end up in logs."""
         return f"ApiKey({self.name!r}, '***')"
 
 
@@ -53,7 +53,7 @@ def check_keys(keys: Sequence[ApiKey]) -> None:
     """Check that the keys are different and not too many.
 
     Raises:
-        ConfigError: two have one name or are one key, or there are too many.
+        ConfigError: two have the same name or key, or there are too many.
     """
     for field, values in (("name", [key.name for key in keys]), ("key", [key.key for key in keys])):
         if len(set(values)) < len(values):
@@ -63,7 +63,7 @@ def check_keys(keys: Sequence[ApiKey]) -> None:
 
 
 def find_key(keys: Sequence[ApiKey], given: str) -> ApiKey | None:
-    """Return the key that was given, or None. The time it takes is the same however much of a key is right."""
+    """Return the key that was given, or None. The time this takes doesn't depend on how much of a key is right."""
     found, token = None, given.encode("utf-8", "surrogateescape")
     for key in keys:
         if hmac.compare_digest(token, key.key.encode()):
@@ -72,10 +72,10 @@ def find_key(keys: Sequence[ApiKey], given: str) -> ApiKey | None:
 
 
 def read_key_file(path: Path) -> tuple[ApiKey, ...]:
-    """Return the keys of a file: one a line, its name, blanks, the key. Empty lines and those that begin with # are left out.
+    """Return the keys in a file, which has a name, spaces and a key on each line. Empty lines and lines that begin with # are ignored.
 
     Raises:
-        ConfigError: the file can't be read, or a line isn't a name and a key; the line's number is given, not its text.
+        ConfigError: the file can't be read, or a line isn't a name and a key; the error gives the line's number, not its text.
     """
     try:
         lines = path.expanduser().read_text().splitlines()

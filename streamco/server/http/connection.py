@@ -1,9 +1,9 @@
-"""One connection of any server here. It keeps nothing of a request that was refused, and says little about it.
+"""A connection of any of this package's servers. It keeps nothing of a refused request, and says little about it.
 
-Every program that can connect may send requests that are no HTTP, without a key. In aiohttp's own handler each piece that is read after
-the first malformed one makes another error, with the piece and its quoted form. An error's traceback leads to frames that hold the error,
-the request and what was read of its body. Only the garbage collector frees such a cycle, and a server that does nothing but serve has it
-look seldom (``streamco.cli.serving``).
+Any program that can connect can send requests that aren't HTTP, without a key. In aiohttp's handler, each piece that is read after the
+first malformed one makes another error, with the piece and its quoted form. An error's traceback leads to frames that hold the error, the
+request and the part of its body that was read. Only the garbage collector frees such a cycle, and a process that only serves runs it
+seldom (``streamco.cli.serving``).
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ __all__ = ["Runner"]
 
 
 class _Connection(web.RequestHandler):
-    """Reads nothing after a malformed request, and answers it in a sentence that doesn't quote it.
+    """Reads nothing after a malformed request, and answers it with a sentence that doesn't quote it.
 
-    It closes no idle connection with a request in its socket: after the loop stood still, it looks twice (``PeerTimeout``).
+    It doesn't close an idle connection that has a request waiting in its socket: if the loop was blocked, it checks again before it closes
+    one (``PeerTimeout``).
     """
 
     __slots__ = ("_is_malformed", "_look")
@@ -45,7 +46,7 @@ class _Connection(web.RequestHandler):
     async def finish_response(
         self, request: BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send a response to its end; what the client sent after an upgrade that was refused is parsed here."""
+        """Send a response to its end. This is also where aiohttp parses what the client sent after a refused upgrade."""
         self._look.reset()
         try:
             return await super().finish_response(request, resp, start_time)
@@ -57,7 +58,7 @@ class _Connection(web.RequestHandler):
     def handle_error(
         self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Return the response to a request that failed before or outside of a handler."""
+        """Return the response to a request that failed before or outside a handler."""
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)
         exc.__traceback__ = None
@@ -75,9 +76,9 @@ class _Connection(web.RequestHandler):
             self._keepalive_handle = loop.call_later(wait, self._process_keepalive)
 
     def _stop_if_malformed(self) -> None:
-        """After bytes that are no HTTP, parse no more. They are answered after the requests before them, and that answer is the last.
+        """After bytes that aren't HTTP, stop parsing. They are answered last, after the requests before them.
 
-        aiohttp's parser drops what it has found in the same piece before them.
+        aiohttp's parser drops requests that it found before them in the same piece.
         """
         for message, _ in self._messages:
             error = getattr(message, "exc", None)  # aiohttp queues errors among the requests
@@ -93,11 +94,11 @@ class _Server(web.Server):
 
 
 class Runner(web.AppRunner):
-    """Runs an application on connections of this kind; it is used like ``aiohttp.web.AppRunner``."""
+    """Runs an application on connections of this kind; use it like ``aiohttp.web.AppRunner``."""
 
     __slots__ = ()
 
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
-        server.__class__ = _Server  # aiohttp has no other way to choose the class of the connections
+        server.__class__ = _Server  # aiohttp has no other way to choose the connections' class
         return server

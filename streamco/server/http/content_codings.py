@@ -1,7 +1,7 @@
-"""Compressed bodies of requests (``Content-Encoding``): which are taken, and their unpacking within a bound.
+"""Compressed request bodies (``Content-Encoding``): which are accepted, and how they are unpacked within a limit.
 
-aiohttp would unpack a body as it arrives, also that of a request that is refused or has no use for one. Here a body is unpacked once a
-handler has asked for all of it, in pieces between which the event loop goes on.
+aiohttp would unpack every body as it arrives, even if the request is refused or doesn't need one. Here a body is unpacked only when a
+handler has asked for all of it, in pieces between which the event loop can run.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ __all__ = ["coding_of", "unpack"]
 
 _GZIP = frozenset({"gzip", "x-gzip"})
 _PIECE = 1 << 16  # bytes that are unpacked at once
-_UNPACKED = 1 << 18  # bytes that they may become before the event loop goes on
-_METHOD = 0x0F, 8  # of a zlib stream's first byte: the bits that name its method, and the only method there is
+_UNPACKED = 1 << 18  # unpacked bytes after which the event loop gets a turn
+_METHOD = 0x0F, 8  # the bits of a zlib stream's first byte that name its method, and the only method there is
 
 
 def coding_of(request: web.Request) -> str:
     """Return the coding that a request's body still has: "gzip", "deflate", or "" for none.
 
     Raises:
-        RequestError: 415 another one.
+        RequestError: 415 the body has another coding.
     """
-    if getattr(request.content, "total_compressed_bytes", None) is not None:  # the parser of another runner unpacks it
+    if getattr(request.content, "total_compressed_bytes", None) is not None:  # under another runner, aiohttp's parser unpacks it
         return ""
     given = ", ".join(request.headers.getall("Content-Encoding", ())).strip().lower()
     if given in {"", "identity"}:
@@ -42,15 +42,15 @@ def coding_of(request: web.Request) -> str:
 
 
 async def unpack(body: bytes, coding: str, *, limit: int) -> bytes:
-    """Return a body as it was before it was packed.
+    """Return the unpacked body.
 
     Args:
-        body: the body as it came.
-        coding: what ``coding_of`` returns.
-        limit: maximum of the unpacked bytes.
+        body: the body as it arrived.
+        coding: the coding that ``coding_of`` returns.
+        limit: maximum number of unpacked bytes.
 
     Raises:
-        RequestError: 413 it has more bytes, 400 it can't be unpacked, or is cut, or something follows it.
+        RequestError: 413 it has more bytes; 400 it can't be unpacked, is cut off, or is followed by something else.
     """
     if not coding:
         return body
@@ -60,7 +60,7 @@ async def unpack(body: bytes, coding: str, *, limit: int) -> bytes:
             rest, is_full = body[start : start + _PIECE], False
             while (rest or is_full) and not unpacker.eof:
                 piece = unpacker.decompress(rest, _UNPACKED)
-                rest, is_full = unpacker.unconsumed_tail, len(piece) == _UNPACKED  # if it is full, zlib may hold back more
+                rest, is_full = unpacker.unconsumed_tail, len(piece) == _UNPACKED  # if the piece is full, zlib may have more
                 unpacked += piece
                 if len(unpacked) > limit:
                     raise too_large(limit)
@@ -75,7 +75,7 @@ async def unpack(body: bytes, coding: str, *, limit: int) -> bytes:
 
 
 def _window(body: bytes, coding: str) -> int:
-    """Return zlib's ``wbits`` for a body. "deflate" means a zlib stream, but some clients send it without its head."""
+    """Return zlib's ``wbits`` for a body. "deflate" means a zlib stream, but some clients send one without a header."""
     if coding == "gzip":
         return zlib.MAX_WBITS | 16
     mask, method = _METHOD

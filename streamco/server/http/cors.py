@@ -12,7 +12,7 @@ from streamco.errors import ConfigError
 __all__ = ["ANY_ORIGIN", "allow_origins", "check_origin"]
 
 ANY_ORIGIN = "*"
-PREFLIGHT_SECONDS = 600  # for which a browser remembers the answer; Chrome takes at most 7200
+PREFLIGHT_SECONDS = 600  # how long a browser remembers the answer; Chrome allows at most 7200
 METHODS = "GET, POST"
 EXPOSED = ", ".join(
     [
@@ -23,14 +23,14 @@ EXPOSED = ", ".join(
         *("x-streamco-trips", "x-streamco-tokens-per-trip", "x-streamco-sessions", "x-streamco-bytes-up", "x-streamco-bytes-down"),
     ]
 )
-"""Headers that a page may read: without this list browsers hide them."""
+"""Headers that a page may read; without this list browsers hide them."""
 
 
 def check_origin(origin: str) -> None:
-    """Check an origin as browsers send it: ``https://example.org`` or ``http://localhost:3000``, without a path, or ``*``.
+    """Check an origin, which must be ``*`` or as browsers send it, like ``https://example.org`` or ``http://localhost:3000``.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it isn't an origin.
     """
     if origin == ANY_ORIGIN:
         return
@@ -44,9 +44,9 @@ def check_origin(origin: str) -> None:
 
 
 def allow_origins(app: web.Application, origins: tuple[str, ...]) -> None:
-    """Let pages of these origins call the application's paths and read the answers, errors included; no origins: change nothing.
+    """Let pages of these origins call the application's paths and read the answers, including errors. Does nothing without origins.
 
-    A preflight request is answered before the key is checked, because browsers send none with it.
+    A preflight request is answered before the key is checked, because browsers don't send the key with it.
     """
     if not origins:
         return

@@ -1,7 +1,7 @@
-"""OpenAI's JSON objects as bytes: what the server's and the proxy's answers have in common.
+"""Encodes OpenAI's JSON objects as bytes, for the answers of both the server and the proxy.
 
 Both make a choice and an event for each chunk of a stream. They differ in where chunks come from: the server makes them from an engine's
-tokens, the proxy passes on what endpoints sent.
+tokens, and the proxy passes on the endpoints' chunks.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class ObjectNames(Struct, frozen=True):
 
     Args:
         id_prefix: the beginning of an answer's id.
-        chunk: ``object`` of a chunk of a stream.
-        whole: ``object`` of a whole answer.
+        chunk: the field ``object`` in a chunk of a stream.
+        whole: the field ``object`` in a whole answer.
     """
 
     id_prefix: str
@@ -53,9 +53,9 @@ def make_choice(index: int, field: str, value: object, *, logprobs: object = Non
 
     Args:
         index: number of the choice, from 0.
-        field: where its content stands: ``delta``, ``message`` or ``text``.
+        field: name of the field that has its content: ``delta``, ``message`` or ``text``.
         value: its content.
         logprobs: log-probabilities of its tokens; None is sent as null.
-        finish_reason: why it ended; None, while it goes on, is sent as null.
+        finish_reason: why it ended, or None (sent as null) if it hasn't.
     """
     return {"index": index, field: value, "logprobs": logprobs, "finish_reason": finish_reason}

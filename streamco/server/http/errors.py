@@ -1,4 +1,4 @@
-"""Errors of a request: OpenAI's and Anthropic's error objects, and the exception that carries one from a handler to the middleware."""
+"""Request errors: OpenAI's and Anthropic's error objects, and the exception that carries one from a handler to the middleware."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
     "unsupported",
 ]
 
-QUOTA = "insufficient_quota"  # OpenAI's code for a budget that is used up, which is the error's type, too
+QUOTA = "insufficient_quota"  # OpenAI's code, and error type, for a budget that is used up
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -34,10 +34,10 @@ class RequestError(Exception):
 
     Args:
         status: HTTP status.
-        message: expected, got, where; sent to the client, at most 2,000 characters of it.
-        param: the field of the request that is at fault, at most 100 characters of its name; None: none.
-        code: OpenAI's machine-readable reason; None: none.
-        headers: further headers of the response.
+        message: the message for the client; it is cut to 2,000 characters.
+        param: the request's field that is at fault, if any; its name is cut to 100 characters.
+        code: OpenAI's machine-readable reason, if any.
+        headers: additional headers of the response.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RequestError(Exception):
 
 
 def invalid(param: str | None, message: str, *, code: str | None = None) -> RequestError:
-    """Return a 400: the request has a value that can't be served. ``param`` is the field at fault; None: the request as a whole."""
+    """Return a 400: the request has a value that can't be served. ``param`` is the field at fault, or None for the whole request."""
     return RequestError(400, f"{param}: {message}" if param else message, param=param, code=code)
 
 
@@ -61,7 +61,7 @@ def unsupported(field: str) -> RequestError:
 
 
 def overloaded(message: str, wait: float) -> RequestError:
-    """Return a 429 that asks the client to try again in ``wait`` seconds."""
+    """Return a 429 that asks the client to retry in ``wait`` seconds."""
     return RequestError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(max(1, math.ceil(wait)))})
 
 
@@ -86,12 +86,12 @@ def _describe(status: int, message: str, param: str | None, code: str | None) ->
 
 
 def error_event(failure: RequestError) -> bytes:
-    """Return an error as an event inside a stream. No [DONE] follows, so a client that ignores it sees an answer that was cut."""
+    """Return an error as an event of a stream. No [DONE] follows, so a client that ignores the event sees a truncated answer."""
     return event({"error": error_object(failure)})
 
 
 def error_response(refusal: RequestError, request: web.Request | None = None) -> web.Response:
-    """Return the HTTP response of an error. ``request``: its API gives the form; None: it couldn't be read, and the form is OpenAI's."""
+    """Return an error's HTTP response, in the format of the request's API, or in OpenAI's if the request is None (unreadable)."""
     if request is not None and is_messages_request(request):
         body = encode(message_error(refusal.status, str(refusal), code=refusal.code))
     else:

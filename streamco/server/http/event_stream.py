@@ -1,4 +1,4 @@
-"""The response to a streamed request: server-sent events on their way to one HTTP reader."""
+"""The response to a streamed request, which sends server-sent events to one HTTP reader."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class _Response(web.StreamResponse):
 
 
 class EventStream:
-    """The response to a streamed request. Its headers leave with its first bytes, so that an early failure can still have a status.
+    """The response to a streamed request. Its headers are sent with its first bytes, so that an early failure can still set the status.
 
     Args:
         request: the request.
-        reader_timeout: seconds that a write may wait for the reader; None: any time.
-        headers: the response's, by default those of server-sent events.
+        reader_timeout: seconds that a write may wait for the reader, or None for no limit.
+        headers: the response's headers, by default the headers for server-sent events.
     """
 
     def __init__(self, request: web.Request, reader_timeout: float | None, headers: Mapping[str, str] = HEADERS) -> None:
@@ -51,10 +51,10 @@ class EventStream:
         return self._response.prepared
 
     async def write(self, data: bytes) -> None:
-        """Send bytes; wait while the reader is slow.
+        """Send bytes, and wait while the reader is slow.
 
         Raises:
-            ConnectionError: the reader left, or did not read for too long.
+            ConnectionError: the reader disconnected, or didn't read for too long.
         """
         if not self._response.prepared:
             await self._response.prepare(self.request)
@@ -64,10 +64,10 @@ class EventStream:
             await self._wait(self._response.write(data))
 
     async def close(self, data: bytes = b"") -> None:
-        """Send the last bytes, if there are some, and end the response properly, in one write.
+        """Send the last bytes, if there are any, and end the response properly, in one write.
 
         Raises:
-            ConnectionError: as for ``write``.
+            ConnectionError: see ``write``.
         """
         if not self._response.prepared:
             await self._response.prepare(self.request)
@@ -77,9 +77,9 @@ class EventStream:
             await self._wait(self._response.write_eof(data))
 
     def needs_no_wait(self, data: bytes) -> bool:
-        """Return True if the response has begun, and its reader can't let a write of these bytes wait.
+        """Return True if the response has begun, and a write of these bytes can't have to wait for the reader.
 
-        Such a write needs no limit, which would cost a tenth of an event's time.
+        Such a write needs no time limit, which would take a tenth of an event's time.
         """
         transport = self.request.transport
         has_room = len(data) <= _NEVER_WAITS and transport is not None and transport.get_write_buffer_size() == 0

@@ -1,4 +1,4 @@
-"""Running an aiohttp application on a port of this process, with settings that suit streams."""
+"""Runs an aiohttp application on a port of this process, with settings that suit streams."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from streamco.server.http.options import ListenOptions
 __all__ = ["listening", "make_runner"]
 
 
-_LINGER = 2.0  # seconds in which the rest of a refused body is read and dropped: a client that still sends would miss the answer
+_LINGER = 2.0  # seconds for which the rest of a refused body is read and dropped; a client still sending would otherwise miss the answer
 
 
 def _quotes_no_client(record: logging.LogRecord) -> bool:
-    """Return False for errors of malformed HTTP, which the client gets: aiohttp quotes header lines in them, keys included.
+    """Return False for errors of malformed HTTP. The client gets them, and aiohttp quotes header lines in them, including keys.
 
-    So are bodies that can't be unpacked: aiohttp reads what is left of them after the answer.
+    The same goes for bodies that can't be unpacked, because aiohttp reads the rest of them after the answer.
     """
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | web.RequestPayloadError))
 
@@ -31,7 +31,7 @@ _logger.addFilter(_quotes_no_client)
 
 
 def make_runner(app: web.Application, options: ListenOptions) -> web.AppRunner:
-    """Return a runner for the application. A client that leaves is noticed at once, idle connections end, logs quote no requests."""
+    """Return a runner that notices at once when a client disconnects, closes idle connections, and quotes no requests in logs."""
     return Runner(
         app,
         handler_cancellation=True,
@@ -39,14 +39,14 @@ def make_runner(app: web.Application, options: ListenOptions) -> web.AppRunner:
         logger=_logger,
         keepalive_timeout=options.idle_timeout,
         shutdown_timeout=options.shutdown,
-        auto_decompress=False,  # ``read_body`` unpacks what is asked for
+        auto_decompress=False,  # ``read_body`` unpacks bodies when they are needed
         lingering_time=_LINGER,
     )
 
 
 @asynccontextmanager
 async def listening(app: web.Application, options: ListenOptions) -> AsyncIterator[str]:
-    """Run the application until the block is left; yield its address, ``http://HOST:PORT``, or ``https:`` with a certificate.
+    """Run the application until the block is left, and yield its address, ``http://HOST:PORT`` (``https:`` with a certificate).
 
     Raises:
         ConfigError: other machines can reach the host and there is no key, or the certificate can't be used.

@@ -1,4 +1,4 @@
-"""Middlewares and admission: which requests are allowed, how large they may be, and how many run at once."""
+"""Middleware and admission: which requests are allowed, how large they may be, and how many run at once."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ KeyCheck = Callable[[web.Request], Awaitable[None]]
 logger = logging.getLogger("streamco.server")
 
 BODY_BYTES: web.RequestKey[int] = getattr(web, "RequestKey", lambda name, _: name)("streamco_body_bytes", int)
-"""Size of a request's body, unpacked, once it was read."""
+"""Size of a request's unpacked body, set when it has been read."""
 
 JSON = "application/json"
-BODY_SECONDS = 30.0  # a megabyte at 280 kbit/s; a slower client would only keep a place occupied
-MAX_ELEMENTS = 250_000  # commas, [ and { of a body outside of texts; as empty objects they take 16 MB and 20 ms
-OPEN_PATHS = frozenset({"/health"})  # probes have no key
+BODY_SECONDS = 30.0  # enough for a megabyte at 280 kbit/s; a slower client would only occupy a place
+MAX_ELEMENTS = 250_000  # commas, [ and { in a body outside strings; as empty objects they take 16 MB and 20 ms
+OPEN_PATHS = frozenset({"/health"})  # health probes have no key
 _PORT = re.compile(r":[0-9]*$")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-MAX_TRACE_STATE = 512  # characters, which the standard asks every system to pass on
+MAX_TRACE_STATE = 512  # characters; the standard asks every system to pass on this many
 
 
 @web.middleware
 async def translate_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer each error in the form of the request's API; unexpected ones are logged, and answered without details."""
+    """Answer each error in the format of the request's API. Unexpected errors are logged, and answered without details."""
     try:
         return await handler(request)
     except RequestError as refusal:
@@ -61,10 +61,10 @@ async def translate_errors(request: web.Request, handler: Handler) -> web.Stream
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        error.__traceback__ = None  # the request keeps it, and its frames the request
+        error.__traceback__ = None  # the request refers to it, and its frames refer to the request
         return error_response(_refusal_of(request, error), request)
     except ConnectionError:
-        return web.Response(status=499, reason="Client Closed Request")  # for the record: the client is gone
+        return web.Response(status=499, reason="Client Closed Request")  # only for the log, as the client has disconnected
     except Exception:
         logger.exception("%s %s failed", request.method, request.path)
         return error_response(RequestError(500, "server: expected to answer, got an internal error"), request)
@@ -84,15 +84,15 @@ def _refusal_of(request: web.Request, error: web.HTTPException) -> RequestError:
 
 
 def authorize(options: ListenOptions, *, deferred: frozenset[str] = frozenset(), key_check: KeyCheck | None = None) -> Middleware:
-    """Return a middleware that checks the key. If there is none, it answers only requests with a loopback name in their Host header.
+    """Return a middleware that checks the key. Without a key, it answers only requests with a loopback name in their Host header.
 
-    Web pages can make a browser send requests to a loopback port under a name of their own (DNS rebinding). The Host header shows that
-    name.
+    Web pages can make a browser send requests to a loopback port under the page's own host name (DNS rebinding). The Host header shows
+    that name.
 
     Args:
-        options: the key, or permission to do without.
-        deferred: paths with handlers that check the key themselves, or need none.
-        key_check: checks the key in place of ``check_key``; raises ``RequestError``. None: the options have all keys.
+        options: the key, or permission to do without one.
+        deferred: paths whose handlers check the key themselves, or need none.
+        key_check: checks the key instead of ``check_key``, and raises ``RequestError``. None if the options have all keys.
     """
     if key_check is None and options.has_key and not options.keys:
         raise AssertionError("keys that the options don't have need a check of their own")
@@ -116,9 +116,9 @@ def authorize(options: ListenOptions, *, deferred: frozenset[str] = frozenset(),
 
 
 def check_key(options: ListenOptions, request: web.Request) -> None:
-    """Check the key in the request's header, if the server has one; if it has several, ``KEY_NAME`` is set.
+    """Check the key in the request's header, if the server has a key. If it has several, ``KEY_NAME`` is set.
 
-    Anthropic's clients send it as ``x-api-key``, which counts in their requests beside the usual header.
+    Anthropic's clients send it as ``x-api-key``, which is accepted in their requests in addition to the usual header.
 
     Raises:
         RequestError: 401 the key is missing or wrong.
@@ -134,7 +134,7 @@ def check_key(options: ListenOptions, request: web.Request) -> None:
 
 
 def given_keys(request: web.Request) -> list[str]:
-    """Return the keys that a request has in the headers of its API; any of them may be the right one."""
+    """Return the keys in the headers of a request. Any of them may be the right one."""
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     keys = [given.strip()] if scheme.lower() == "bearer" else []
     if is_messages_request(request):
@@ -143,7 +143,7 @@ def given_keys(request: web.Request) -> list[str]:
 
 
 def key_refusal(request: web.Request) -> RequestError:
-    """Return the 401 of a request without a right key."""
+    """Return the 401 for a request without a valid key."""
     given = request.headers.get("Authorization", "").partition(" ")[2]
     headers = "Authorization: Bearer KEY"
     if is_messages_request(request):
@@ -153,19 +153,19 @@ def key_refusal(request: web.Request) -> RequestError:
 
 
 def invalid_key(got: str) -> RequestError:
-    """Return the 401 of a request with another key than a valid one; ``got`` says what it had."""
+    """Return the 401 for a request whose key isn't valid; ``got`` says what it had instead."""
     message = f"api key: expected a valid key, got {got}"
     return RequestError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
 def means_loopback(host: str) -> bool:
-    """Return True if the host of a request's header is this machine, by any of its loopback names."""
+    """Return True if the host in a request's header is a loopback name of this machine."""
     name = _PORT.sub("", host)
     return not host or is_loopback(name.lower())
 
 
 def trace_headers(request: web.Request) -> dict[str, str]:
-    """Return the request's trace context (W3C), for the servers that are asked for its answer; headers of another form are left out."""
+    """Return the request's trace context (W3C), to pass on to the servers that answer it. Malformed headers are left out."""
     parent, state = request.headers.get("traceparent", ""), request.headers.get("tracestate", "")
     if _TRACEPARENT.fullmatch(parent) is None:
         return {}
@@ -173,16 +173,16 @@ def trace_headers(request: web.Request) -> dict[str, str]:
 
 
 async def read_body(request: web.Request, media_types: tuple[str, ...] = (JSON,)) -> bytes:
-    """Return the body of a request, unpacked. The middleware has checked its size, if the request says it, and then the key.
+    """Return the unpacked body of a request. The middleware has already checked its size, if the request states it, and then the key.
 
     Args:
         request: the request.
-        media_types: content types that are taken. Web pages must not be able to send any of them without asking (CORS).
+        media_types: content types to accept. They must be types that web pages can't send without a preflight request (CORS).
 
     Raises:
-        RequestError: 415 another content type or encoding, 413 too large or too many elements, 408 too slow, 400 broken in transit.
+        RequestError: 415 another content type or encoding; 413 too large or too many elements; 408 too slow; 400 broken in transit.
     """
-    if request.content_type not in media_types:  # also if there is none: web pages may send such requests to any address without asking
+    if request.content_type not in media_types:  # even if there is none: web pages can send such requests anywhere without preflight
         got = request.content_type if "Content-Type" in request.headers else "none"
         raise RequestError(415, f"content type: expected {' or '.join(media_types)}, got {got}")
     limit, coding = request.client_max_size, coding_of(request)
@@ -203,17 +203,17 @@ async def read_body(request: web.Request, media_types: tuple[str, ...] = (JSON,)
 
 
 def _check_elements(body: bytes) -> None:
-    """Refuse JSON with so many elements that it takes many times its size in memory, and seconds to decode.
+    """Refuse JSON with so many elements that it would take many times its size in memory, and seconds to decode.
 
     Raises:
-        RequestError: 413.
+        RequestError: 413 it has too many elements.
     """
     if has_more_elements(body, MAX_ELEMENTS):
         raise RequestError(413, f"body: expected at most {MAX_ELEMENTS} commas and opening brackets, got more")
 
 
 class RequestAdmission:
-    """Counts and limits the requests that are served at once."""
+    """Counts and limits the requests that are served at the same time."""
 
     def __init__(self, options: ListenOptions) -> None:
         self._max_streams = options.max_streams
@@ -223,7 +223,7 @@ class RequestAdmission:
 
     @property
     def present(self) -> int:
-        """Requests admitted and not yet answered."""
+        """Number of requests that were admitted and aren't answered yet."""
         return self._present
 
     def close(self) -> None:
@@ -240,7 +240,7 @@ class RequestAdmission:
         """Count one request as present inside the block.
 
         Raises:
-            RequestError: 429 all places are taken, 503 the server is shutting down.
+            RequestError: 429 all places are taken; 503 the server is shutting down.
         """
         self.check_open()
         if self._present >= self._max_streams:

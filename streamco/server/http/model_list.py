@@ -1,4 +1,4 @@
-"""The list of models in the form of the client that asks: OpenAI's, or Anthropic's if the request has the header ``anthropic-version``."""
+"""The list of models in the client's format: Anthropic's if the request has the header ``anthropic-version``, or else OpenAI's."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def model_list_answer(request: web.Request, cards: Sequence[Json]) -> web.Respon
 
     Args:
         request: the request; ``limit``, ``after_id`` and ``before_id`` choose a page of Anthropic's list.
-        cards: the models in OpenAI's form, with their context as ``max_model_len`` if it is known.
+        cards: the models in OpenAI's format, with their context as ``max_model_len`` if it is known.
 
     Raises:
-        RequestError: 400, ``limit`` is no number from 1 to 1000.
+        RequestError: 400 ``limit`` isn't a number from 1 to 1000.
     """
     if not is_messages_request(request):
         return web.json_response({"object": "list", "data": cards})
@@ -54,7 +54,7 @@ def _read_limit(given: str) -> int:
 
 
 def _translate(card: Json) -> Json:
-    """Return a model in Anthropic's form."""
+    """Return a model in Anthropic's format."""
     return {
         "type": "model",
         "id": card["id"],

@@ -1,4 +1,4 @@
-"""The paths of the APIs, and requests whose base URL is off by ``/v1``: OpenAI's clients want it there, Anthropic's add it themselves."""
+"""The APIs' paths, and what to say if a base URL is off by ``/v1``: OpenAI's clients expect it there, Anthropic's add it themselves."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ VERSION_HEADER = "anthropic-version"
 
 
 def is_messages_request(request: web.Request) -> bool:
-    """Return True if a request is one of Anthropic's API, by its path or its header.
+    """Return True if a request is for Anthropic's API, by its path or its header.
 
-    That API has other errors, another header for the key, and other lists of models.
+    That API has different errors, a different header for the key, and a different list of models.
     """
     return VERSION_HEADER in request.headers or is_messages_path(request.path)
 
 
 def is_messages_path(path: str) -> bool:
-    """Return True if a path is one of Anthropic's Messages API, or was meant to be."""
+    """Return True if a path belongs to Anthropic's Messages API, or was meant to."""
     meant = _meant(path)
     return meant == MESSAGES_PATH or meant.startswith(f"{MESSAGES_PATH}/")
 
 
 def explain_path(request: web.Request) -> str:
-    """Return why there is no such path: the base URL is off by ``/v1``, or the path is none of the API."""
+    """Explain why there is no such path: the base URL is off by ``/v1``, or the API doesn't have the path."""
     path, meant = shorten(request.path, MAX_NAME), _meant(request.path)
     if meant == request.path or not any(_fits(meant, each.canonical) for each in request.app.router.resources()):
         return f"path: expected a path of the API, got {path}"
@@ -40,7 +40,7 @@ def explain_path(request: web.Request) -> str:
 
 
 def _meant(path: str) -> str:
-    """Return the path that a client has, whatever its base URL has put before it: ``/v1`` once, and no empty parts."""
+    """Return the path that the client meant, whatever its base URL put before it, with ``/v1`` once and without empty parts."""
     parts = [part for part in path.split("/") if part]
     while parts and parts[0] == "v1":
         del parts[0]
@@ -48,6 +48,6 @@ def _meant(path: str) -> str:
 
 
 def _fits(path: str, canonical: str) -> bool:
-    """Return True if a path is that of a route, whose last part may be a name in braces."""
+    """Return True if a path matches a route, whose last part may be a name in braces."""
     start, brace, _ = canonical.partition("{")
     return (path.startswith(start) and path != start) if brace else path == canonical

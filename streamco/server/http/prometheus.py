@@ -1,4 +1,4 @@
-"""``GET /metrics``: a registry's figures in Prometheus' text form, by ``prometheus_client``."""
+"""``GET /metrics``: a registry's figures in Prometheus's text format, made with ``prometheus_client``."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class FigureMetric(Struct, frozen=True):
     """The metric of one figure of a stats page.
 
     Args:
-        figure: the figure's key there.
-        name: the metric's name; a counter's has ``_total`` added where it is shown.
-        text: its meaning in a sentence.
+        figure: the figure's key on the stats page.
+        name: the metric's name; for a counter, ``_total`` is added when it is shown.
+        text: its meaning in one sentence.
         kind: "counter" if it only grows, else "gauge".
-        label: name of the label of a figure that is a table; None: it is a number.
+        label: name of the label if the figure is a table, or None if it is a number.
     """
 
     figure: str
@@ -37,10 +37,10 @@ class FigureMetric(Struct, frozen=True):
 
 
 class FiguresCollector:
-    """Shows figures that are kept already as metrics; they are read when Prometheus asks.
+    """Shows existing figures as metrics; they are read when Prometheus scrapes them.
 
     Args:
-        figures: returns the figures, numbers and tables of numbers by key; None: it has no value at present.
+        figures: returns the figures by key, as numbers or tables of numbers, or None for a figure that has no value at present.
         metrics: which of them are shown, and how.
     """
 
@@ -49,7 +49,7 @@ class FiguresCollector:
         self._metrics = metrics
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """Return the present figures as metrics."""
+        """Return the current figures as metrics."""
         figures = self._figures()
         for metric in self._metrics:
             family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
@@ -68,19 +68,19 @@ class FiguresCollector:
 
 
 def make_registry() -> CollectorRegistry:
-    """Return a registry with this process's CPU time, memory and open files; those are known on Linux."""
+    """Return a registry with this process's CPU time, memory and open files, which are known only on Linux."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     return registry
 
 
 def metrics_handler(registry: CollectorRegistry) -> Handler:
-    """Return the handler of ``GET /metrics``, in the form that the request accepts: Prometheus' text or OpenMetrics."""
+    """Return the handler of ``GET /metrics``, which uses the format that the request accepts: Prometheus's text or OpenMetrics."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
             encode, media_type = choose_encoder(request.headers.get("Accept", ""))
-        except TypeError:  # it accepts a version that is no number
+        except TypeError:  # the version that the request accepts isn't a number
             encode, media_type = choose_encoder("")
         return web.Response(body=encode(registry), headers={"Content-Type": media_type})
 

@@ -1,6 +1,6 @@
-"""APIs that are answered by way of chat completions: OpenAI's Responses API and Anthropic's Messages API.
+"""APIs that are translated to chat completions: OpenAI's Responses API and Anthropic's Messages API.
 
-The bodies are translated in ``wire``; here are the paths, and the errors of fields under the names that the request has them.
+The bodies are translated in ``wire``. This module has the paths, and makes errors name a field as the request does.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def add_translated_apis(app: web.Application, apis: TranslatedApis) -> None:
 
 
 def read_response(body: bytes) -> TranslatedRequest:
-    """Return the chat request of a body of ``/v1/responses``.
+    """Return the chat request for a body of ``/v1/responses``.
 
     Raises:
         RequestError: 400, naming the field.
@@ -59,7 +59,7 @@ def read_response(body: bytes) -> TranslatedRequest:
 
 
 def read_message(body: bytes) -> TranslatedRequest:
-    """Return the chat request of a body of ``/v1/messages``.
+    """Return the chat request for a body of ``/v1/messages``.
 
     Raises:
         RequestError: 400, naming the field.
@@ -68,7 +68,7 @@ def read_message(body: bytes) -> TranslatedRequest:
 
 
 def read_count(body: bytes) -> TranslatedRequest:
-    """Return the chat request of a body of ``/v1/messages/count_tokens``.
+    """Return the chat request for a body of ``/v1/messages/count_tokens``.
 
     Raises:
         RequestError: 400, naming the field.
@@ -89,13 +89,13 @@ def _read(read: Callable[[bytes], TranslatedRequest], body: bytes) -> Translated
 
 @contextmanager
 def naming_fields(names: Mapping[str, str]) -> Iterator[None]:
-    """Give errors about a chat field the name that the field has in a request's own API, without the place in it.
+    """Make errors about a chat field name it as the request's own API does, without the position inside the field.
 
     Args:
-        names: the API's names of chat fields; errors about others stay as they are.
+        names: the API's names for chat fields. Errors about other fields stay as they are.
 
     Raises:
-        RequestError: an error of the block, under the API's name.
+        RequestError: the block's error, with the API's name for the field.
     """
     try:
         yield

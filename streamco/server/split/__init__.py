@@ -1,1 +1,1 @@
-"""The split server: rows of hidden states in, states after the middle layers out, over the verifier's connection."""
+"""The split server: it receives rows of hidden states and returns the states after the middle layers, over the verifier's connection."""

@@ -1,7 +1,7 @@
 """Runs the scheduler's batches on the engine: which rows of which session go to which sequence, and the states that come back.
 
-One batch is out at a time. Every part says where its rows begin, and the engine forgets what a sequence has from there on. So nothing
-else truncates a sequence.
+Only one batch runs at a time. Every part says where its rows begin, and the engine forgets a sequence's rows from there on. So sequences
+need no other truncation.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["RowsReport", "RowsRunner"]
 
 
 class RowsReport(Struct, frozen=True, eq=False):
-    """Outcome of a batch.
+    """The outcome of a batch.
 
     Args:
         event: the event for the scheduler.
-        states: states after the middle layers, of all rows of each session.
-        rows: number of rows of the batch.
-        seconds: time of the engine.
-        error: why the batch failed; None: it did not.
+        states: by session, the states of all its rows after the middle layers.
+        rows: number of rows in the batch.
+        seconds: seconds that the engine took.
+        error: the reason if the batch failed.
     """
 
     event: BatchFinished | BatchFailed
@@ -46,9 +46,9 @@ class RowsRunner:
     """Runs batches. Every method must be called on the event loop. The session manager owns it.
 
     Args:
-        engine: computes; the caller closes it.
+        engine: computes the batches; the caller closes it.
         waker: wakes the event loop.
-        look_up: returns the states of a part's rows; None: the session is gone.
+        look_up: returns the states of a part's rows, or None if the session is gone.
         emit: called on the loop, after ``begin`` has returned, when a batch has ended.
     """
 
@@ -89,13 +89,13 @@ class RowsRunner:
             wake()
 
     def drop(self, session: str) -> None:
-        """Give the session's sequence to another one; its rows are overwritten."""
+        """Free the session's sequence for another session, which overwrites its rows."""
         sequence = self._sequences.pop(session, None)
         if sequence is not None:
             self._free.append(sequence)
 
     def close(self) -> None:
-        """Emit nothing any more."""
+        """Stop emitting reports."""
         self._is_closed = True
 
     def finish(self, report: RowsReport) -> None:

@@ -1,4 +1,4 @@
-"""A round of a split session that is not answered yet: which of its rows are computed, and the states that come back."""
+"""A round of a split session that isn't answered yet: which of its rows are computed, and the states that come back."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["PendingRound"]
 
 
 class PendingRound:
-    """One frame of rows that is not answered yet.
+    """One frame of rows that isn't answered yet.
 
     Args:
         rows: the frame.
-        turn: number of the round in its session, on all connections.
+        turn: number of the round in its session, over all connections.
         is_prompt: whether it is read like a prompt.
-        arrived: time.
+        arrived: time when it arrived.
     """
 
     def __init__(self, rows: Rows, turn: int, *, is_prompt: bool, arrived: float) -> None:
@@ -28,7 +28,7 @@ class PendingRound:
         self.turn = turn
         self.is_prompt = is_prompt
         self.arrived = arrived
-        self.done = rows.position  # end of its rows that are computed
+        self.done = rows.position  # end of the rows computed so far
         self.computed = 0.0  # seconds of its batches
         self.found: list[NDArray[np.float32]] = []  # states of the wanted rows so far
         self.is_refused = False
@@ -39,7 +39,7 @@ class PendingRound:
         return self.rows.states[max(0, start - first) : max(0, end - first)]
 
     def keep(self, states: NDArray[np.float32], start: int, seconds: float) -> None:
-        """Keep what is wanted of a batch's states, which begin at position ``start``; the batch took ``seconds``."""
+        """Keep the wanted rows of a batch's states, which begin at position ``start``. The batch took ``seconds``."""
         end = min(self.rows.end, start + len(states))
         first = max(self.done, self.rows.end - self.rows.wanted)
         if first < end:

@@ -1,6 +1,6 @@
 """Middle layers over WebSockets: the path ``/v1/verify`` of ``streamco serve --middle`` (docs/split-protocol.md).
 
-The other paths are those of every server. It has no vocabulary, so it can't answer requests for text, and says so.
+The other paths are the same as every server's. The split server has no vocabulary, so it refuses requests for text.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from streamco.wire.verify.frames import PATH
 __all__ = ["ROOM", "SPLIT", "SplitService", "default_room", "make_split_app", "serving_middle"]
 
 ROOM = 256
-"""Most rows of a batch if none are given: prompts get what the verifications leave."""
+"""Default for the largest number of rows in a batch. Prompts get the rows that the verifications leave free."""
 
-_SMALLEST = CHUNK + 16  # rows of the smallest room
-_STRETCH = 2.5  # times as long as the smallest room: if time grows with rows, as on a CPU, verifications should not wait for prompts
+_SMALLEST = CHUNK + 16  # smallest number of rows that a batch may be limited to
+_STRETCH = 2.5  # a batch takes at most so many times as long as the smallest, so that on a CPU verifications hardly wait for prompts
 
 
 class SplitService(FrameService[SplitServer]):
@@ -49,8 +49,8 @@ class SplitService(FrameService[SplitServer]):
     Args:
         engine: computes the middle layers; the caller closes it.
         options: limits of devices, connections and load.
-        listen: settings of the server, of which the key, the name and the health check are used.
-        room: most rows of a batch; None: see ``default_room``.
+        listen: settings of the server; only the key, the name and the health check are used.
+        room: largest number of rows in a batch, or None to choose it with ``default_room``.
 
     Raises:
         ConfigError: the room is smaller than a verification, or larger than the engine's batches.
@@ -76,13 +76,13 @@ class SplitService(FrameService[SplitServer]):
 
     @property
     def manager(self) -> SplitSessions:
-        """The session manager; it is made at the first use, in the event loop that serves."""
+        """The session manager. It is created at first use, in the event loop that serves."""
         if self._manager is None:
             self._manager = SplitSessions(self._engine, self.options, policy=self._policy, costs=self._costs)
         return self._manager
 
     def make_server(self) -> SplitServer:
-        """Return the protocol's end of a new connection."""
+        """Return the server's end of the protocol for a new connection."""
         codec = SplitCodec(self.mark.width, self._limits)
         exact = self._engine.is_exact
         load = self.manager.load
@@ -104,7 +104,7 @@ class SplitService(FrameService[SplitServer]):
     # The paths that every server has
 
     async def health(self, _request: web.Request) -> web.Response:
-        """Answer ``GET /health``: whether the engine's thread answers (else 503), and how many devices are connected."""
+        """Answer ``GET /health``: whether the engine's thread responds (503 if not), and how many devices are connected."""
         failure = await check_engine(self._engine, self._health_timeout)
         figures = {"model": self.model, "devices": len(self._connections)}
         if failure is not None:
@@ -116,7 +116,7 @@ class SplitService(FrameService[SplitServer]):
         return model_list_answer(request, [self._card()])
 
     async def one_model(self, request: web.Request) -> web.Response:
-        """Answer ``GET /v1/models/NAME`` with the server's one model; refuse another name."""
+        """Answer ``GET /v1/models/NAME`` with the server's one model, and refuse any other name."""
         name = request.match_info["model"]
         if name != self.model:
             raise RequestError(404, f"model: expected {self.model}, got {shorten(name, MAX_NAME)}", param="model", code="model_not_found")
@@ -150,7 +150,7 @@ class SplitService(FrameService[SplitServer]):
 
 
 def default_room(costs: RowCosts, batch_rows: int) -> int:
-    """Return the most rows of a batch: 256, fewer if the engine computes fewer or if they take 2.5 times as long as 48 rows."""
+    """Return the largest number of rows for a batch: 256, or fewer if the engine has fewer or they take over 2.5 times as long as 48."""
     longest = _STRETCH * costs.seconds(_SMALLEST)
     return max((rows for rows in range(_SMALLEST, min(ROOM, batch_rows) + 1) if costs.seconds(rows) <= longest), default=_SMALLEST)
 
@@ -163,8 +163,8 @@ def make_split_app(engine: LayerEngine, options: ServeOptions | None = None, *, 
 
     Args:
         engine: computes the middle layers; the caller closes it.
-        options: limits and key. None: the defaults.
-        room: most rows of a batch; None: see ``default_room``.
+        options: limits and key, or None for the defaults.
+        room: largest number of rows in a batch, or None to choose it with ``default_room``.
     """
     options = options or ServeOptions()
     service = SplitService(engine, options.verify or VerifyOptions(), options, room=room)
@@ -180,9 +180,9 @@ def make_split_app(engine: LayerEngine, options: ServeOptions | None = None, *, 
 
 @asynccontextmanager
 async def serving_middle(engine: LayerEngine, options: ServeOptions | None = None, *, room: int | None = None) -> AsyncIterator[str]:
-    """Serve inside this process; yield the address, ``http://HOST:PORT``.
+    """Serve inside this process, and yield the address, ``http://HOST:PORT``.
 
-    On leaving, devices are sent the end of the service; the engine stays open.
+    When the block is left, devices are told that the service ends. The engine stays open.
 
     Raises:
         ConfigError: other machines can reach the host and there is no key.

@@ -1,12 +1,13 @@
-"""Sessions of a split server, between their connections and the scheduler: rows in flight, keys and resumes.
+"""Sessions of a split server, which link connections and the scheduler: rows in flight, keys and resumes.
 
-The verifier's scheduler serves rows of states as it serves tokens, because its unit is the same: a part of a session in a batch. It counts
-each row as a token with the id 0. A round becomes a draft that is always accepted whole; its rows are read and never compared. A round of
-more rows than a verification has, or of which nothing is wanted, is read like a prompt, and other sessions' verifications share its batches
-(``policies.serving.batching.Mixed``). Such rounds that follow each other are read together. Each is answered when its last row is computed.
+The verifier's scheduler serves rows of states as it serves tokens, because the unit is the same: a session's part of a batch. It counts
+each row as a token with id 0. A round becomes a draft that is always accepted whole; its rows are read and never compared. A round with
+more rows than a verification, or whose states aren't wanted, is read like a prompt, and other sessions' verifications share its batches
+(``policies.serving.batching.Mixed``). Such rounds are read together if they follow each other. Each is answered when its last row has been
+computed.
 
 The server keeps no states. If a session loses its cells to another one, its next rows are refused with ``evicted``, and its device sends
-all of them again. A session outlives its connection by ``resume_s``.
+all its rows again. A session outlives its connection by ``resume_s``.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SplitConnection", "SplitSessions"]
 
-_SHARED_BATCHES = 2  # that a verification waits for: the running one, and its own, which has rows of prompts
+_SHARED_BATCHES = 2  # batches that a verification waits for: the running one, and its own, which includes rows of prompts
 _MICROSECONDS = 1_000_000
 _MAX_NUMBER = (1 << 32) - 1
 
@@ -72,7 +73,7 @@ class SplitConnection(Protocol):
     server: SplitServer
     device: str
     peer: str  # its address
-    owner: str | None  # name of its key; None: the server has at most one key
+    owner: str | None  # name of its key, or None if the server has at most one key
 
     def flush(self) -> None:
         """Queue the messages of the protocol's server end."""
@@ -86,14 +87,14 @@ class _SplitSession(HostedSession[SplitConnection]):
         super().__init__(name, owner)
         self.held = 0  # rows in the engine
         self.pending: deque[PendingRound] = deque()  # in order
-        self.reading: list[PendingRound] = []  # of which the running batch has rows
+        self.reading: list[PendingRound] = []  # rounds with rows in the running batch
         self.is_resuming = False  # the answer to a resume waits for the pending rounds
 
     def drop_resume(self) -> None:
         self.is_resuming = False
 
     def begin(self, part: BatchPart) -> None:
-        """Find the rounds that a part of a batch has rows of."""
+        """Find the rounds whose rows are in this part of a batch."""
         self.reading, at, end = [], part.start, part.start + len(part.ids)
         for each in self.pending:
             if at >= end:
@@ -109,10 +110,10 @@ class SplitSessions(HostedSessions[_SplitSession, SplitConnection]):
         engine: computes the middle layers; the caller closes it.
         options: limits of devices, connections and load.
         policy: forms the batches.
-        costs: seconds of a batch by rows, measured before there is load.
+        costs: seconds of a batch by rows, measured before there is any load.
 
     Attributes:
-        row_costs: what batches cost at present, by the measured sizes; the same for all answers of a batch.
+        row_costs: present costs of batches of the measured sizes; the same for all answers of a batch.
     """
 
     stats: SplitStats
@@ -258,7 +259,7 @@ class SplitSessions(HostedSessions[_SplitSession, SplitConnection]):
             frame = States(session.number, rows.round_number, rows.form, self._joined(done), *times, *loads, self.row_costs)
             try:
                 session.connection.server.send(frame)
-            except VerifyProtocolError as error:  # the states are not finite, and spoil what comes after them
+            except VerifyProtocolError as error:  # the states aren't finite, which spoils everything after them
                 session.held = rows.position
                 message = f"session {session.number}, round {rows.round_number}: expected finite results, got {error}"
                 failed = VerifierFailedError(message, session=session.number, round_number=rows.round_number)
@@ -273,7 +274,7 @@ class SplitSessions(HostedSessions[_SplitSession, SplitConnection]):
         return done.found[0] if len(done.found) == 1 else np.concatenate(done.found)
 
     def _answer_refusal(self, session: _SplitSession, command: RefuseDraft) -> None:
-        """Refuse the first pending round; the server end refuses those that follow it. Those up to the command's are over."""
+        """Refuse the first pending round; the server end refuses the rounds after it. All rounds up to the command's are over."""
         refused, session.reading = session.pending.popleft(), []
         while session.pending and session.pending[0].turn <= command.round:
             session.pending.popleft()
@@ -327,7 +328,7 @@ class SplitSessions(HostedSessions[_SplitSession, SplitConnection]):
         return sum(rows for session, rows in sessions if session is not None and session.reading[0].is_prompt)
 
     def _read(self, session: _SplitSession, states: NDArray[np.float32], start: int, seconds: float) -> None:
-        """Give a batch's states to the rounds that they belong to, and answer those that are computed."""
+        """Give a batch's states to the rounds that they belong to, and answer the rounds that are complete."""
         for each in session.reading:
             each.keep(states, start, seconds)
         session.reading = []
@@ -338,10 +339,10 @@ class SplitSessions(HostedSessions[_SplitSession, SplitConnection]):
 
 
 def _make_scheduler(engine: LayerEngine, options: VerifyOptions, costs: RowCosts, policy: Mixed) -> VerificationScheduler:
-    """Return a scheduler for what this engine can hold. Each session counts one token more than it has rows.
+    """Return a scheduler with this engine's capacity. Each session counts one token more than it has rows.
 
-    A verification waits for the batch that runs, and shares its own with prompts. So it is late only after two full batches more, at the
-    times that batches take by now.
+    A verification waits for the running batch, and shares its own batch with prompts. So it counts as late only after two more full
+    batches, at the present batch times.
     """
     load = asdict(options.load)
     load["late_grace"] += _SHARED_BATCHES * costs.seconds(policy.room)

@@ -1,1 +1,1 @@
-"""The verifier service: device sessions over WebSocket, verification batches on the engine."""
+"""The verifier service: it serves device sessions over WebSockets, and runs verification batches on the engine."""

@@ -1,8 +1,8 @@
-"""Limits of one source: connections at a time, and faults within a minute. Without IO or clock.
+"""Limits per source: connections at a time, and faults per minute. Without IO or a clock.
 
-A connection with a right key in its header counts under its address and that key. All others count under their address alone: a peer can
-write what it likes into its ``Origin``, so it must not get more by naming many of them. Those that name one have half of what their address
-has, and their faults lock out only each other. So web pages can't use up what belongs to the other programs of their visitor.
+A connection with a valid key in its header is counted under its address and that key. All others are counted only under their address: a
+peer can write anything into its ``Origin``, so it must not gain by using many different ones. Connections with an ``Origin`` get half of
+their address's limits, and their faults lock out only each other. So web pages can't use up the limits of their visitor's other programs.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from msgspec import Struct
 __all__ = ["AddressLimits", "Source"]
 
 _MINUTE = 60.0
-_MAX_ADDRESSES = 4096  # with remembered faults
+_MAX_ADDRESSES = 4096  # whose faults are remembered
 _PAGES = 0.5  # share of an address's connections and faults that web pages may have
-_KEPT = 0.25  # share of all connections that is kept for peers with a right key
+_KEPT = 0.25  # share of all connections that is reserved for peers with a valid key
 
 
 class Source(Struct, frozen=True):
-    """The peer of a connection, as far as the limits tell peers apart.
+    """The properties of a connection's peer by which the limits distinguish peers.
 
     Args:
         address: the peer's address.
-        key: name of the right key in its header; None: there is none, or the server has no keys.
-        is_page: it comes from a web page, by its ``Origin``.
+        key: name of the valid key in its header, or None if there is none or the server has no keys.
+        is_page: True if it has an ``Origin``, so it comes from a web page.
     """
 
     address: str
@@ -38,9 +38,10 @@ class AddressLimits:
 
     Args:
         connections: maximum in total.
-        peer_connections: maximum of one address without a key, and of one address with each key.
-        faults_per_minute: maximum of the same; beyond it, new connections are refused until the oldest fault is a minute old.
-        has_keys: the server has keys, so a quarter of the connections in total is kept for those with one in their header.
+        peer_connections: maximum per address without a key, and per address and key.
+        faults_per_minute: maximum per address or key likewise; beyond it, new connections are refused until the oldest fault is a minute
+            old.
+        has_keys: True if the server has keys, so that a quarter of all connections is reserved for peers with one in their header.
     """
 
     def __init__(self, *, connections: int, peer_connections: int, faults_per_minute: int, has_keys: bool) -> None:
@@ -48,17 +49,17 @@ class AddressLimits:
         self._max_keyless = connections - (int(connections * _KEPT) if has_keys else 0)
         self._max_each = peer_connections
         self._max_faults = faults_per_minute
-        self._present: Counter[Source] = Counter()  # by group, see _groups
+        self._present: Counter[Source] = Counter()  # by group; see _groups
         self._total = self._keyless = 0
         self._faults: dict[Source, deque[float]] = {}
 
     @property
     def connections(self) -> int:
-        """Number of present connections."""
+        """Number of open connections."""
         return self._total
 
     def refusal(self, source: Source, *, now: float) -> tuple[str, float] | None:
-        """Return why a new connection is refused and the seconds to wait; None: it may come."""
+        """Return why a new connection is refused and the seconds to wait, or None if it is allowed."""
         group, share = _groups(source)[0]
         faults, limit = self._faults.get(group, ()), max(1, int(self._max_faults * share))
         if len(faults) >= limit and faults[-limit] + _MINUTE > now:
@@ -100,7 +101,7 @@ class AddressLimits:
 
 
 def _groups(source: Source) -> list[tuple[Source, float]]:
-    """Return what a connection counts under, its own group first, and each group's share of an address's limits."""
+    """Return the groups that a connection is counted in, its own first, with each group's share of an address's limits."""
     if source.key is not None:
         return [(Source(source.address, source.key), 1.0)]
     address = (Source(source.address), 1.0)

@@ -1,10 +1,10 @@
 """Runs the scheduler's batches on the engine's token sequences.
 
 The parts of a batch are submitted to the engine together, and drafts are verified when every part has been read. A session's sequence
-holds exactly the tokens that the scheduler counts as cached. One batch is out at a time.
+holds exactly the tokens that the scheduler counts as cached. Only one batch runs at a time.
 
-The part of a session that is closed meanwhile is cancelled. The engine leaves out the chunks of it that have not begun, and aborts a
-forward pass that has rows of cancelled parts alone. On a CPU it stops within milliseconds; on a GPU the pass ends first.
+If a session is closed meanwhile, its part is cancelled. The engine skips the chunks of that part that it hasn't begun, and aborts a
+forward pass if all its rows belong to cancelled parts. On a CPU the pass stops within milliseconds; on a GPU it is completed first.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ logger = logging.getLogger("streamco.server.verify")
 
 
 class BatchReport(Struct, frozen=True):
-    """Outcome of a batch.
+    """The outcome of a batch.
 
     Args:
         event: the event for the scheduler.
         late_s: seconds by which the batch took longer than the imposed step times.
-        error: why the batch, or the first part that failed, failed; None: no part did.
+        error: the reason if the batch failed, or else the error of the first part that failed, if any.
         cancelled: number of parts that were cancelled before they were read.
-        is_aborted: True if all parts were, so that the rest of the batch was not computed.
+        is_aborted: True if all parts were cancelled, so that the rest of the batch wasn't computed.
     """
 
     event: BatchFinished | BatchFailed
@@ -63,7 +63,7 @@ class BatchRunner:
         now: clock of the scheduler, seconds.
         look_up: returns the draft of a session; called when its part begins.
         emit: called on the loop, after ``begin`` has returned, when a batch has ended.
-        owner_of: returns the owner of a session: only what has the same one is found in memory; None: of no key.
+        owner_of: returns a session's owner, or None if it has no key. Only sessions with the same owner share cached prefixes.
         context_tokens: size of one session's context; no token follows after it.
     """
 
@@ -100,12 +100,12 @@ class BatchRunner:
                 running.parts.append(part)
                 try:
                     self._begin(each, part, wake)
-                except Exception as error:  # noqa: BLE001  # concerns this part alone; reported with the batch's end
+                except Exception as error:  # noqa: BLE001  # concerns only this part; reported with the batch's end
                     part.error = error
         wake()  # if no part could be submitted, the engine never wakes it
 
     def cancel(self, session: str) -> None:
-        """Stop computing a session's part of the running batch, which may have been read by now."""
+        """Stop computing a session's part of the running batch, unless it has already been read."""
         for part in self._parts:
             if part.session == session:
                 part.cancel()
@@ -115,13 +115,13 @@ class BatchRunner:
         self._sequences[session].truncate(length)
 
     def drop(self, session: str) -> None:
-        """Keep nothing of a session."""
+        """Discard a session's tokens."""
         sequence = self._sequences.pop(session, None)
         if sequence is not None:
             sequence.close()
 
     def close(self) -> None:
-        """Drop all sessions; no report is emitted after it."""
+        """Drop all sessions. No report is emitted afterwards."""
         self._is_closed = True
         for session in list(self._sequences):
             self.drop(session)
@@ -161,17 +161,17 @@ class _Part:
         self.rows: TargetRowCollector | None = None
         self.task: SequenceTask | None = None
         self.end: TaskEnd | None = None
-        self.error: Exception | None = None  # why it could not be submitted
+        self.error: Exception | None = None  # why it couldn't be submitted
         self.was_asked_to_stop = False
 
     def cancel(self) -> None:
-        """Ask the engine to stop; the end comes as ever."""
+        """Ask the engine to stop. The end comes as usual."""
         if self.task is not None and self.end is None:
             self.was_asked_to_stop = True
             self.task.cancel()
 
     def look(self) -> bool:
-        """Take the task's end if it has come; return True if the part has ended."""
+        """Take the task's end if it has come, and return True if the part has ended."""
         if self.task is not None and self.end is None:
             _, self.end = self.task.take()
         return self.end is not None or self.error is not None
@@ -246,7 +246,7 @@ class _Running:
 
 
 def _defect(session: str, cause: Exception) -> EngineError:
-    """Return the error of an unexpected exception. It ends its own part alone, because the scheduler waits for the end of every batch."""
+    """Return the error for an unexpected exception. It ends only its own part, because the scheduler waits for the end of every batch."""
     error = EngineError(f"{session}: expected its draft to be verified, got {type(cause).__name__}")
     error.__cause__ = cause
     return error

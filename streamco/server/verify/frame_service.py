@@ -1,7 +1,7 @@
-"""One WebSocket path for devices, whatever its frames do: connections, keys, limits, keep-alive and shutdown (docs/verifier-protocol.md).
+"""A WebSocket path for devices, for any kind of frames: connections, keys, limits, keep-alive and shutdown (docs/verifier-protocol.md).
 
-It is a path like the others, so one port, one certificate and one key serve both. A connection is two coroutines: the handler reads
-frames and hands them on, the writer sends messages. The handler stops reading while the client doesn't read its answers.
+It is a path of the HTTP server, so they share a port, a certificate and a key. Each connection has two coroutines: the handler reads
+frames and passes them on, and the writer sends messages. The handler stops reading while the client doesn't read its answers.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = ["DeviceConnection", "FrameService", "ProtocolServer", "SessionHost"]
 
 logger = logging.getLogger("streamco.server.verify")
 
-_MAX_UNSENT = 256  # messages; while a client leaves so many unread, its frames are not read
-_MAX_UNSENT_BYTES = 4 << 20  # the same for bytes: one message may have the states of a whole prompt
-_CLOSE_SECONDS = 2.0  # that the client has for its part of the closing handshake
-_WEBSOCKET_BYTES = 1 << 16  # above the limit: a longer message closes the connection with 1009, a shorter one is answered by an error
+_MAX_UNSENT = 256  # messages; while a client leaves this many unread, its frames aren't read
+_MAX_UNSENT_BYTES = 4 << 20  # the same in bytes, because one message may have the states of a whole prompt
+_CLOSE_SECONDS = 2.0  # time for the client's part of the closing handshake
+_WEBSOCKET_BYTES = 1 << 16  # tolerance above the limit: messages within it get an error, longer ones close the connection with 1009
 
 
 class ProtocolServer(Protocol):
-    """The server's end of a protocol."""
+    """The interface of the server's end of a protocol."""
 
     faults: int
     is_closed: bool
@@ -48,7 +48,7 @@ class ProtocolServer(Protocol):
         ...
 
     def receive(self, message: bytes | str, /) -> object:
-        """Return the frame to carry out; None if there is nothing to do."""
+        """Return the frame to carry out, or None if there is nothing to do."""
         ...
 
     def welcome(self) -> None:
@@ -56,7 +56,7 @@ class ProtocolServer(Protocol):
         ...
 
     def refuse(self, error: VerifyProtocolError, /) -> None:
-        """Send an error, and end its scope."""
+        """Send an error, and end the round, session or connection that it is about."""
         ...
 
 
@@ -64,10 +64,10 @@ ServerT = TypeVar("ServerT", bound=ProtocolServer)
 
 
 class SessionHost(Protocol):
-    """Carries out the frames of all connections. The frames are those of one protocol."""
+    """Carries out the frames of all connections, which use the same protocol."""
 
     def join(self, connection: Any, /) -> None:
-        """Add a connection that was welcomed."""
+        """Add a connection whose hello was accepted."""
         ...
 
     def leave(self, connection: Any, /) -> None:
@@ -92,11 +92,11 @@ class FrameService(ABC, Generic[ServerT]):
 
     Args:
         options: limits of devices, connections and load.
-        listen: settings of the server, of which the key is used.
+        listen: settings of the server; only the key is used.
     """
 
     frame_bytes: int
-    """Most bytes of a message."""
+    """Largest number of bytes in a message."""
 
     def __init__(self, options: VerifyOptions, listen: ListenOptions) -> None:
         self.options = options
@@ -115,8 +115,8 @@ class FrameService(ABC, Generic[ServerT]):
         """Serve one connection of ``GET /v1/verify`` to its end.
 
         Raises:
-            RequestError: 400 or 426 no such WebSocket, 401 wrong key, 403 a foreign web page, 429 too many connections or faults,
-                503 a shutdown.
+            RequestError: 400 or 426 not a WebSocket of this protocol; 401 wrong key; 403 a foreign web page; 429 too many connections or
+                faults; 503 the server is shutting down.
         """
         self._check(request)
         source = self._source_of(request)
@@ -150,11 +150,11 @@ class FrameService(ABC, Generic[ServerT]):
         return self.manager.figures()
 
     async def stats(self, _request: web.Request) -> web.Response:
-        """Answer the path of the counters."""
+        """Answer the stats path with the counters."""
         return web.json_response(self.figures())
 
     async def stop(self, _app: web.Application | None = None) -> None:
-        """Send every device the end of the service."""
+        """Tell every device that the service ends."""
         self.is_stopping = True
         for connection in list(self._connections):
             connection.stop()
@@ -166,14 +166,14 @@ class FrameService(ABC, Generic[ServerT]):
     @property
     @abstractmethod
     def manager(self) -> SessionHost:
-        """The session manager; it is made at the first use, in the event loop that serves."""
+        """The session manager. It is created at first use, in the event loop that serves."""
 
     @abstractmethod
     def make_server(self) -> ServerT:
-        """Return the protocol's end of a new connection."""
+        """Return the server's end of the protocol for a new connection."""
 
     def is_authorised(self, token: str | None, request: web.Request) -> bool:
-        """Return True if a hello's token is right, or if it has none and the header was right; ``KEY_NAME`` is set as by the header."""
+        """Return True if a hello has a valid token, or none but a valid key was in the header. Sets ``KEY_NAME`` like the header check."""
         keys = self._listen.keys
         if not keys:
             return True
@@ -200,20 +200,20 @@ class FrameService(ABC, Generic[ServerT]):
             check_key(self._listen, request)
 
     def _source_of(self, request: web.Request) -> Source:
-        """Return what the connection and its faults count under; the header's key has been checked."""
+        """Return the source under which the connection and its faults are counted. The header's key has been checked already."""
         has_key = self._listen.has_key and "Authorization" in request.headers
         return Source(request.remote or "", request.get(KEY_NAME, "") if has_key else None, "Origin" in request.headers)
 
 
 class _Socket(web.WebSocketResponse):
-    """A WebSocket that is lost only if no answer to a ping has come on a second look (``PeerTimeout``)."""
+    """A WebSocket that counts as lost only if a ping is still unanswered when checked a second time (``PeerTimeout``)."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._look = SecondLook()
 
     def _cancel_pong_response_cb(self) -> None:
-        """Wait for the answer no longer: something has come, or another ping is sent."""
+        """Stop waiting for the answer, because something has arrived or another ping is sent."""
         self._look.reset()
         super()._cancel_pong_response_cb()
 
@@ -274,7 +274,7 @@ class DeviceConnection(Generic[ServerT]):
         self._has_messages.wake()
 
     def stop(self) -> None:
-        """Send the client the end of the service."""
+        """Tell the client that the service ends."""
         self.server.refuse(ShuttingDownError("server: expected it to run, got a shutdown"))
         self.flush()
 
@@ -297,7 +297,7 @@ class DeviceConnection(Generic[ServerT]):
         return len(self._unsent) > _MAX_UNSENT or self._unsent_bytes > _MAX_UNSENT_BYTES
 
     async def _receive(self) -> bytes | str | None:
-        """Return the next message; None: the connection is over."""
+        """Return the next message, or None if the connection is over."""
         limit = None if self._is_welcome else self._service.options.hello_timeout
         try:
             async with PeerTimeout(limit):

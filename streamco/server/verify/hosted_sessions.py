@@ -1,7 +1,7 @@
-"""What every server's sessions have in common: places on connections, keys and resumes, limits of an address, and their end.
+"""The base of every server's sessions: their connections, keys and resumes, the limits per address, and how they end.
 
-``SessionManager`` hosts sessions of tokens and ``SplitSessions`` sessions of hidden states. Both inherit from this, and add the frames that
-begin a round and answer it, and the batches.
+``SessionManager`` hosts sessions of tokens, and ``SplitSessions`` hosts sessions of hidden states. Both inherit from this, and add the
+frames that begin and answer a round, and the batches.
 
 A session outlives its connection by ``resume_s``. A client that has its key may resume it, even if the old connection still seems alive.
 """
@@ -42,10 +42,10 @@ from streamco.wire.verify.errors import (
 
 __all__ = ["NO_SESSION", "HostedSession", "HostedSessions", "SessionConnection", "SessionStats", "refusal_for"]
 
-_MAX_FAILURES = 3  # of one session in a row, after which a retry is of no use
+_MAX_FAILURES = 3  # consecutive failures of a session after which a retry is useless
 
 NO_SESSION = "a session of this key, got none: open it again"
-"""What is expected of a resume if the session is gone."""
+"""The error text for a resume whose session is gone."""
 
 _ADDRESS_RETRY = 1.0  # seconds
 
@@ -70,11 +70,11 @@ class SessionConnection(Protocol):
 
     device: str
     peer: str  # its address
-    owner: str | None  # name of its key; None: the server has at most one key
+    owner: str | None  # name of its key, or None if the server has at most one key
 
     @property
     def server(self) -> _Refusing:
-        """The protocol's end of the connection."""
+        """The server's end of the protocol on this connection."""
         ...
 
     def flush(self) -> None:
@@ -83,7 +83,7 @@ class SessionConnection(Protocol):
 
 
 class SessionStats:
-    """Counters that every server has, since it began; the session manager owns them.
+    """Counters that every server has, from its start on; the session manager owns them.
 
     Attributes:
         opened: number of sessions opened.
@@ -105,7 +105,7 @@ class SessionStats:
         self._computed += computed
 
     def _totals(self) -> dict[str, object]:
-        """Return what rounds took, and what was refused."""
+        """Return the total times of rounds, and the refusals."""
         return {"queued_s": round(self._queued, 6), "compute_s": round(self._computed, 6), "refused": dict(self._refused)}
 
 
@@ -116,8 +116,8 @@ class HostedSession(ABC, Generic[ConnectionT]):
     """A session, connected or waiting to be resumed; the manager owns it.
 
     Args:
-        name: its name at the scheduler.
-        owner: name of the key that it was opened with; None: the server has at most one key.
+        name: its name in the scheduler.
+        owner: name of the key that it was opened with, or None if the server has at most one key.
     """
 
     def __init__(self, name: str, owner: str | None) -> None:
@@ -127,13 +127,13 @@ class HostedSession(ABC, Generic[ConnectionT]):
         self.connection: ConnectionT | None = None
         self.number = 0  # on that connection
         self.peer = ""  # address of its last connection
-        self.turns = 0  # rounds so far, on all connections
+        self.turns = 0  # rounds so far, over all connections
         self.left_at = 0.0
         self.failures = 0  # in a row
 
     @abstractmethod
     def drop_resume(self) -> None:
-        """Forget a resume that waits for its answer: its connection is lost."""
+        """Forget a resume that is waiting for its answer, because its connection is lost."""
 
 
 SessionT = TypeVar("SessionT", bound=HostedSession[Any])
@@ -145,11 +145,11 @@ class HostedSessions(MachineDriver[SchedulerEvent, SchedulerCommand], Generic[Se
     Args:
         machine: the scheduler.
         options: limits of devices, connections and load.
-        stats: counts what happens.
+        stats: the counters.
     """
 
     machine: VerificationScheduler
-    expected: ClassVar[str]  # what ends a session's silence
+    expected: ClassVar[str]  # the kind of frame that a session must send in time
 
     def __init__(self, machine: VerificationScheduler, options: VerifyOptions, stats: SessionStats) -> None:
         super().__init__(machine, clock=asyncio.get_running_loop().time)
@@ -164,7 +164,7 @@ class HostedSessions(MachineDriver[SchedulerEvent, SchedulerCommand], Generic[Se
     # Connections
 
     def join(self, connection: ConnectionT) -> None:
-        """Add a connection that was welcomed."""
+        """Add a connection whose hello was accepted."""
         self._connections[connection] = {}
 
     def leave(self, connection: ConnectionT) -> None:
@@ -185,7 +185,7 @@ class HostedSessions(MachineDriver[SchedulerEvent, SchedulerCommand], Generic[Se
     # Opening and resuming
 
     def _may_open(self, connection: ConnectionT, number: int) -> bool:
-        """Return True if the connection's address may have another session with its key; else refuse it."""
+        """Return True if the connection's address may have another session with its key; if not, refuse it."""
         max_sessions = self._options.peer_sessions
         source = (connection.peer, connection.owner)
         if sum((session.peer, session.owner) == source for session in self._sessions.values()) < max_sessions:
@@ -205,7 +205,7 @@ class HostedSessions(MachineDriver[SchedulerEvent, SchedulerCommand], Generic[Se
         self._attach(session, connection, number)
 
     def _of_key(self, connection: ConnectionT, key: bytes) -> SessionT | None:
-        """Return the session that this connection may resume with a key; None: there is none, or it has another owner."""
+        """Return the session that this connection may resume with a key, or None if there is none or it has another owner."""
         session = self._by_key.get(key)
         return None if session is None or session.owner != connection.owner else session
 
@@ -276,7 +276,7 @@ class HostedSessions(MachineDriver[SchedulerEvent, SchedulerCommand], Generic[Se
             session.connection.server.refuse(error)
 
     def _refuse_round(self, session: SessionT, command: RefuseDraft, round_number: int) -> None:
-        """Refuse a round; after too many failures in a row, its session, too."""
+        """Refuse a round and, after too many failures in a row, its session, too."""
         is_hopeless = session.failures >= _MAX_FAILURES
         number, retry_after = (None, None) if is_hopeless else (round_number, command.retry_after)
         self._send_refusal(session, refusal_for(command.reason, session.number, number, retry_after))
@@ -299,7 +299,7 @@ class HostedSessions(MachineDriver[SchedulerEvent, SchedulerCommand], Generic[Se
         self._end(session)
 
     def _forget_as(self, session: SessionT, command: ForgetSession) -> None:
-        """Forget a session as the scheduler has."""
+        """Forget a session that the scheduler has forgotten."""
         if session.connection is not None:
             message = f"session {session.number}: expected {self.expected}, got silence"
             if not command.is_silent:
@@ -308,7 +308,7 @@ class HostedSessions(MachineDriver[SchedulerEvent, SchedulerCommand], Generic[Se
         self._forget(session)
 
     def _end(self, session: SessionT) -> None:
-        """End a session, here and at the scheduler."""
+        """End a session, here and in the scheduler."""
         self._forget(session)
         self.emit(SessionClosed(session.name))
 
@@ -321,7 +321,7 @@ class HostedSessions(MachineDriver[SchedulerEvent, SchedulerCommand], Generic[Se
         self._left.pop(session.name, None)
 
     def _crash(self, error: BaseException) -> None:
-        raise error  # the caller's connection or batch ends with it
+        raise error  # it ends the caller's connection or batch
 
     # Time
 
@@ -340,7 +340,7 @@ class HostedSessions(MachineDriver[SchedulerEvent, SchedulerCommand], Generic[Se
 
 
 def refusal_for(reason: str, number: int, round_number: int | None, retry_after: float | None) -> VerifyProtocolError:
-    """Return the error that carries a scheduler's refusal of a session, or of a round if it has a number."""
+    """Return the error that tells a client about the scheduler's refusal of a session, or of a round if a round number is given."""
     error = _ERRORS[reason]
     what = f"session {number}" if round_number is None else f"session {number}, round {round_number}"
     return error(f"{what}: expected to be taken, got {reason}", session=number, round_number=round_number, retry_after=retry_after)

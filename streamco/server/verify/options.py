@@ -1,4 +1,4 @@
-"""Settings of the verifier service: limits of a device, a connection and an address, and the load of the whole server."""
+"""Settings of the verifier service: limits per device, connection and address, and for the load of the whole server."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from streamco.policies.serving.batching import CHUNK, Mixed
 __all__ = ["MIN_ROOM", "VerifyOptions", "VerifyPolicy"]
 
 VerifyPolicy = Literal["alternating", "strict", "length-aware", "mixed"]
-"""Batches of ``streamco serve``: prompts and verdicts in turns; prompts always first (Synera's Algorithm 1); requests of about equal length
-(DSD section 5.3); prompts in the rows that verdicts leave (HAT section 3.3, Sarathi-Serve)."""
+"""How ``streamco serve`` forms batches, in this order: prompts and verdicts take turns; prompts always come first (Synera's Algorithm 1);
+requests of about equal length go together (DSD section 5.3); prompts fill the rows that verdicts leave free (HAT section 3.3,
+Sarathi-Serve)."""
 
-MIN_ROOM = CHUNK + Mixed().prompt_room  # rows: one verification, and what is kept for a prompt
+MIN_ROOM = CHUNK + Mixed().prompt_room  # rows for one verification, and those reserved for a prompt
 
-_MIN_FRAME_BYTES = 1 << 15  # every peer takes frames of this size
+_MIN_FRAME_BYTES = 1 << 15  # every peer accepts frames of this size
 
 
 class VerifyOptions(Options, frozen=True, kw_only=True):
-    """Settings of the verifier service; what the engine holds limits it too."""
+    """Settings of the verifier service, which the engine's capacity limits, too."""
 
     load: LoadLimits = LoadLimits()  # of the scheduler; each connection counts as one device
     policy: VerifyPolicy = "alternating"  # how prompts and verdicts take turns
-    room: int | None = None  # rows of a batch with policy "mixed"; None: as many as take 1.8 times as long as 32
+    room: int | None = None  # rows of a batch with policy "mixed", or None for as many as take 1.8 times as long as 32
     connections: int = 512
     peer_connections: int = 128  # of one address
-    peer_sessions: int = 512  # of one address, for each key, those of lost connections included
+    peer_sessions: int = 512  # per address and key, including sessions of lost connections
     frame_bytes: int = 1 << 20
     draft_tokens: int = 31  # verified in one round
     top_k: int = 64  # ids in one row of a verdict
     resume_s: int = 60  # seconds that sessions of a lost connection are kept
     hello_timeout: float = 10.0  # seconds until the first frame
     ping_interval: float = 20.0  # seconds of silence before a ping; without a pong in half of it the connection is lost
-    write_timeout: float = 30.0  # seconds that one frame may wait for a client that does not read
-    faults_per_minute: int = 64  # wrong frames, keys and hellos of one address, before its new connections are refused
+    write_timeout: float = 30.0  # seconds that one frame may wait for a client that doesn't read
+    faults_per_minute: int = 64  # wrong frames, keys and hellos from one address before its new connections are refused
 
     def __post_init__(self) -> None:
         for field in ("connections", "peer_connections", "peer_sessions", "draft_tokens", "top_k", "faults_per_minute"):

@@ -1,4 +1,4 @@
-"""Drafts verified over WebSockets: the path ``/v1/verify`` of ``streamco serve`` (docs/verifier-protocol.md)."""
+"""Verifies drafts over WebSockets: the path ``/v1/verify`` of ``streamco serve`` (docs/verifier-protocol.md)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class VerifyService(FrameService[VerifyServer]):
     Args:
         engine: holds the sequences; the caller closes it.
         options: limits of devices, connections and load.
-        listen: settings of the server, of which the key is used.
+        listen: settings of the server; only the key is used.
         model: name of the model in the welcome.
     """
 
@@ -43,13 +43,13 @@ class VerifyService(FrameService[VerifyServer]):
 
     @property
     def manager(self) -> SessionManager:
-        """The session manager; it is made at the first use, in the event loop that serves."""
+        """The session manager. It is created at first use, in the event loop that serves."""
         if self._manager is None:
             self._manager = SessionManager(self._engine, self.options)
         return self._manager
 
     def make_server(self) -> VerifyServer:
-        """Return the protocol's end of a new connection."""
+        """Return the server's end of the protocol for a new connection."""
         options, info = self.options, self._engine.info
         limits = VerifyLimits(
             frame_bytes=options.frame_bytes,

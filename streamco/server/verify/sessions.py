@@ -1,10 +1,10 @@
-"""Sessions of the verifier, between their connections and the scheduler: keys, rounds in flight and resumes.
+"""Sessions of the verifier, which link connections and the scheduler: keys, rounds in flight and resumes.
 
-Frames that a connection's ``VerifyServer`` accepts become the scheduler's events. Its commands become frames, or work for the batch runner.
-All of this happens on the event loop in the order of arrival, and nothing here waits.
+Frames that a connection's ``VerifyServer`` accepts become events for the scheduler. The scheduler's commands become frames, or work for
+the batch runner. All of this happens on the event loop in the order of arrival, and nothing here waits.
 
 A session outlives its connection by ``resume_s``. A client that has its key may resume it, even if the old connection still seems alive or
-a round is in flight. In the latter case the answer to the resume waits for that round: its verdict is not sent, but it decides the context.
+a round is in flight. If a round is in flight, the answer to the resume waits for it: its verdict isn't sent, but it decides the context.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from streamco.wire.verify.topk import TopK
 
 __all__ = ["Connection", "SessionManager", "make_scheduler"]
 
-_CPU_STEP = LinearStep(setup=0.01, per_token=0.003)  # until batches are measured; only their ratio is wrong then
+_CPU_STEP = LinearStep(setup=0.01, per_token=0.003)  # used until batches are measured; only the ratio matters, and it may be wrong
 _OTHER_TEXT = "the hash of the tokens that are here, got that of others: open it again"
 _MICROSECONDS = 1_000_000
 _MAX_MICROSECONDS = (1 << 32) - 1
@@ -58,7 +58,7 @@ class Connection(Protocol):
     server: VerifyServer
     device: str
     peer: str  # its address
-    owner: str | None  # name of its key; None: the server has at most one key
+    owner: str | None  # name of its key, or None if the server has at most one key
 
     def flush(self) -> None:
         """Queue the messages of the protocol's server end."""
@@ -103,7 +103,7 @@ class SessionManager(HostedSessions[_TokenSession, Connection]):
             owner_of=self._owner_of,
             context_tokens=engine.info.context_tokens,
         )
-        self._begun: list[tuple[Connection, _TokenSession, Draft]] = []  # rounds sent ahead, after their expected verdict came
+        self._begun: list[tuple[Connection, _TokenSession, Draft]] = []  # rounds sent in advance, whose expected verdict has come
         self._verified: tuple[str, ...] = ()  # sessions in the running batch
         self.start()
 
@@ -189,7 +189,7 @@ class SessionManager(HostedSessions[_TokenSession, Connection]):
         connection.flush()
 
     def _is_other_text(self, session: _TokenSession, frame: Resume) -> bool:
-        """Return True if the device is known to hold other tokens."""
+        """Return True if the device is known to hold different tokens."""
         text = self.machine.text(session.name)
         return text is None or (frame.base <= len(text) and prefix_hash(text[: frame.base]) != frame.prefix)
 
@@ -273,7 +273,7 @@ class SessionManager(HostedSessions[_TokenSession, Connection]):
 
 
 def make_scheduler(engine: HoldingEngine, options: VerifyOptions) -> VerificationScheduler:
-    """Return a scheduler for what this engine can hold."""
+    """Return a scheduler with this engine's capacity."""
     context = engine.info.context_tokens
     bounds = SchedulerOptions(
         kv_tokens=max(engine.held_tokens, context) + 1,
@@ -290,11 +290,11 @@ def make_policy(options: VerifyOptions, batch_tokens: int, step: StepSeconds) ->
 
     Args:
         options: options of the service.
-        batch_tokens: most tokens that the engine reads at once.
-        step: seconds of a batch, by which the room of a mixed batch is found if the options give none.
+        batch_tokens: largest number of tokens that the engine reads at once.
+        step: seconds of a batch, from which the size of a mixed batch follows if the options don't set it.
 
     Raises:
-        ConfigError: the room is more than the engine reads at once.
+        ConfigError: the options' ``room`` is more than the engine reads at once.
     """
     if options.policy == "mixed":
         found = max(MIN_ROOM, Alternating(batch_tokens=batch_tokens).free_tokens(step, 0))

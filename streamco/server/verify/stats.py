@@ -59,7 +59,7 @@ class VerifyStats(SessionStats):
         Args:
             verdict: the verdict.
             accepted: number of tokens that it accepts.
-            is_late: one of its batches took longer than the imposed step times.
+            is_late: True if one of its batches took longer than the imposed step times.
         """
         self._verdicts += 1
         self._accepted += accepted

@@ -1,7 +1,7 @@
-"""Verdicts on drafts by the rule of their session, from whole rows of the target model.
+"""Makes verdicts on drafts by their session's rule, from whole rows of the target model.
 
-Rows are read on the engine's thread, which keeps only what the rule needs of them. The verdict, with its random draws, is made on the
-event loop. No row is cut before the rule's filters are applied, so speculative sampling is exact whatever the filters.
+Rows are read on the engine's thread, which keeps only what the rule needs. The verdict, with its random draws, is made on the event loop.
+No row is truncated before the rule's filters are applied, so speculative sampling is exact with any filters.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ _MIN_TOP_P = 1e-9
 
 
 class _ReadRow(Struct, frozen=True):
-    """What a rule needs of one row. Implements ``TargetRow``.
+    """The part of one row that a rule needs. Implements ``TargetRow``.
 
     Args:
         best: the target's likeliest id.
-        compared: its distribution after the rule's temperature and filters; None: the rule compares none.
+        compared: its distribution after the rule's temperature and filters, or None if the rule doesn't compare distributions.
     """
 
     best: int
     compared: Distribution | None
 
     def distribution(self, _: Rule, /) -> Distribution:
-        """Return the distribution made when the row was read, because the logits are not kept."""
+        """Return the distribution made when the row was read, because the logits aren't kept."""
         if self.compared is None:
             raise AssertionError("a rule that compares distributions had them made of each row")
         return self.compared
 
 
 class TargetRowCollector:
-    """Collects what the rule needs of each target row of a draft, then gives the verdict. Implements ``RowReader``.
+    """Collects what the rule needs from each target row of a draft, then makes the verdict. Implements ``RowReader``.
 
     Args:
         session: name of the draft's session.
         draft: the draft.
         rule: the session's rule.
-        top_k: number of ids in each row that is returned with the verdict; 0: no rows are returned.
-        rng: the session's random draws.
+        top_k: number of ids in each row that is returned with the verdict, or 0 to return no rows.
+        rng: the session's random source.
     """
 
     def __init__(self, session: str, draft: Draft, *, rule: Rule, top_k: int = 0, rng: Random) -> None:
@@ -72,10 +72,10 @@ class TargetRowCollector:
         )
 
     def read_row(self, logits: NDArray[np.float32], position: int, token: int | None, /) -> Prediction:
-        """Keep what the rule needs of this row.
+        """Keep what the rule needs from this row.
 
         Raises:
-            EngineError: the logits are not finite, or the rule can't be applied to them.
+            EngineError: the logits aren't finite, or the rule can't be applied to them.
         """
         try:
             return self._take(logits, position, token)
@@ -101,7 +101,7 @@ class TargetRowCollector:
         return Prediction(position=position, greedy=best, token=token)
 
     def verdict(self) -> DraftVerdict:
-        """Return the verdict on the draft, with the rows that were asked for.
+        """Return the verdict on the draft, with the rows that were requested.
 
         Raises:
             EngineError: not all of its rows were read.
@@ -115,7 +115,7 @@ class TargetRowCollector:
 
 
 def _whole(logits: NDArray[np.float32], best: int, temperature: float) -> Distribution:
-    """Return the distribution over the whole vocabulary in the order of ids; without sorting, 49,152 ids take 0.4 ms and not 5."""
+    """Return the distribution over the whole vocabulary, ordered by id. Without sorting, 49,152 ids take 0.4 ms instead of 5."""
     import numpy as np
 
     weights = np.exp(_scaled(logits, best, temperature))
@@ -123,7 +123,7 @@ def _whole(logits: NDArray[np.float32], best: int, temperature: float) -> Distri
 
 
 def _scaled(logits: NDArray[np.float32], best: int, temperature: float) -> NDArray[np.float64]:
-    """Return the logits less the best one, divided by the temperature; in float64, in which the smallest allowed temperature is above 0."""
+    """Return the logits minus the best one, divided by the temperature, in float64, where the smallest allowed temperature isn't 0."""
     import numpy as np
 
     scaled: NDArray[np.float64] = (logits.astype(np.float64) - float(logits[best])) / temperature

@@ -1,8 +1,8 @@
-"""Experiments: one YAML file, and the scenarios that it expands to (DSD section 3.1, its configuration parser).
+"""Experiments: a YAML file, and the scenarios that it expands to (DSD section 3.1, its configuration parser).
 
-The file has the options of a kind of simulation, and lists which of them are varied. Every combination of varied options is a point. Each
-point is run with each of the seeds, which are the same at all points, so that points differ by their settings alone. When the file is read,
-all options of all scenarios are checked, and all names in them are looked up. So a misspelt word can't end a sweep of hours.
+The file has the options for a kind of simulation, and lists which of them are varied. Every combination of varied options is a point. Each
+point is run with each of the seeds, which are the same at all points, so that points differ only in their settings. When the file is read,
+all options of all scenarios are checked, and all names in them are looked up. So a misspelt word can't end a sweep after hours.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ QUICK_VALUES, QUICK_REQUESTS = 3, 50  # maximum values of a sweep and maximum re
 
 
 class ExperimentFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Contents of an experiment file; docs/simulate.md explains the keys."""
+    """The contents of an experiment file; docs/simulate.md explains the keys."""
 
     name: str
     kind: str
@@ -50,8 +50,8 @@ class Experiment:
 
     Args:
         document: the file.
-        seed: first seed; None: the file's.
-        is_quick: True for a first look: one repeat, few requests and few values.
+        seed: first seed, or None for the file's.
+        is_quick: True for a first look, with one repeat, few requests and few values.
 
     Attributes:
         file: contents of the file.
@@ -89,11 +89,11 @@ class Experiment:
 
     @property
     def points(self) -> list[dict[str, Any]]:
-        """Labels of each point, in the order of the scenarios."""
+        """The labels of each point, in the order of the scenarios."""
         return [dict(zip(self._names, (value.label for value in values), strict=True)) for values in self._combinations()]
 
     def describe(self, where: Mapping[str, Label] = MappingProxyType({})) -> str:
-        """Return a line about what is simulated. If a word differs between the points, the line has all its values.
+        """Return a line about what is simulated. If a word differs between points, the line has all its values.
 
         Args:
             where: labels of the points to describe.
@@ -129,7 +129,7 @@ class Experiment:
                 yield msgspec.structs.replace(scenario, seed=seed)
 
     def _check(self, scenario: Scenario, values: tuple[Value, ...]) -> None:
-        """Check the options of a scenario, and look up the names in them. If the sweep set an option, errors give its line there."""
+        """Check the options of a scenario, and look up the names in them. If the sweep set an option, errors give its line in the sweep."""
 
         def where(location: Location, *, is_whole: bool = False) -> str:
             """Return the line and path of a setting. If ``is_whole``, the sweep may have set a part of it."""
@@ -161,7 +161,7 @@ class Experiment:
         return self.file.table or tuple(dict.fromkeys([*drawn, *self.kind.columns]))
 
     def _shorten(self, file: ExperimentFile) -> ExperimentFile:
-        """Return the file with one repeat and few requests, of which none is lost to a warm-up."""
+        """Return the file with one repeat and few requests, and without a warm-up."""
         workload = next(field.type for field in msgspec.structs.fields(self.kind.options) if field.name == "workload")
         requests = file.workload.get("requests")
         fields = getattr(workload, "__struct_fields__", ())
@@ -171,7 +171,7 @@ class Experiment:
         return msgspec.structs.replace(file, repeats=1)
 
     def _thin(self, axis: Axis) -> Axis:
-        """Return the axis with its first, middle and last value, and the values that a plot's ``where`` needs."""
+        """Return the axis with only its first, middle and last value, and the values that a plot's ``where`` needs."""
         kept = {label_of(plot.where[axis.name]) for plot in self.plots if axis.name in plot.where}
         last = len(axis.values) - 1
         positions = {round(last * step / (QUICK_VALUES - 1)) for step in range(QUICK_VALUES)}
@@ -188,7 +188,7 @@ def read_experiment(path: Path, *, seed: int | None = None, is_quick: bool = Fal
 
 
 def merge(texts: Sequence[str]) -> str:
-    """Merge the descriptions of several points: words that differ become ``600/1000``, or ``400...2000`` if they are many."""
+    """Merge the descriptions of several points: words that differ become ``600/1000``, or ``400...2000`` if there are many."""
     words = [text.split() for text in texts]
     if len({len(each) for each in words}) > 1:
         return f"{texts[0]}, for example"
@@ -196,7 +196,7 @@ def merge(texts: Sequence[str]) -> str:
 
 
 def _alternatives(words: Sequence[str]) -> str:
-    """Return the words as one; a bracket or comma that all of them begin or end with stands once."""
+    """Return the words as one. A bracket or comma that all of them begin or end with appears once."""
     if len(words) == 1:
         return words[0]
     begin = "(" if all(word.startswith("(") for word in words) else ""

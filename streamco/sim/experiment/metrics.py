@@ -1,7 +1,7 @@
-"""Metrics of a simulation: a row for each request, and figures over all requests in memory that doesn't grow with their number.
+"""Metrics of a simulation: a row for each request, and figures over all requests, whose memory doesn't grow with their number.
 
-Counts and sums are exact. Quantiles come from a histogram with bins one per cent wide (``Quantiles``), so they are at most half a per
-cent away from the exact ones. Rows are kept only if the experiment asks for them.
+Counts and sums are exact. Quantiles come from a histogram with bins one per cent wide (``Quantiles``), so they differ by at most half a
+per cent from the exact ones. Rows are kept only if the experiment asks for them.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from msgspec import Struct
 
 __all__ = ["STANDARD", "Metric", "Quantiles", "RequestRow", "Sink", "round_metric"]
 
-SMALLEST, LARGEST = 1e-6, 1e6  # seconds; a value outside counts as the bound
-WIDTH = 1.01  # upper bound of a bin over its lower one
+SMALLEST, LARGEST = 1e-6, 1e6  # seconds; a value outside is counted as the nearer bound
+WIDTH = 1.01  # ratio of a bin's upper bound to its lower one
 DIGITS = 9  # significant digits of a metric in a file
 
 
 class Metric(Struct, frozen=True):
-    """Name and unit of a metric for people.
+    """The readable name and the unit of a metric.
 
     Args:
-        text: its name, as the label of an axis.
-        unit: "s", "requests/s", "share" and so on; "" for a count.
-        better: the direction that is good; "" if neither is.
+        text: its name, as an axis label.
+        unit: "s", "requests/s", "share" and so on, or "" for a count.
+        better: the direction that is better, or "" if neither is.
     """
 
     text: str
@@ -51,11 +51,11 @@ STANDARD: Mapping[str, Metric] = {
     "failed": Metric("answers that failed", "", "lower"),
     "span": Metric("simulated time from the first arrival to the last token", "s"),
 }
-"""Metrics that a ``Sink`` computes, for every kind of simulation."""
+"""The metrics that a ``Sink`` computes, for every kind of simulation."""
 
 
 class RequestRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Row of one request; a kind may add fields in a subclass. Times in virtual seconds.
+    """The row of one request. A kind may add fields in a subclass. Times are in virtual seconds.
 
     Args:
         number: number of the request, in the order of the workload.
@@ -63,15 +63,15 @@ class RequestRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
         tokens: tokens of the answer.
         prompt_tokens: tokens of the prompt.
         seconds: time from arrival to the last token.
-        ttft: time from arrival to the first token; None: there was none.
-        tpot: mean time between two tokens; None: fewer than two tokens.
-        device, server: number of the device and of the server that worked on it; None: none did.
+        ttft: time from arrival to the first token, or None if there was none.
+        tpot: mean time between two tokens, or None if there were fewer than two.
+        device, server: number of the device and of the server that worked on it, if any.
         judged: drafted tokens that were verified.
         accepted: drafted tokens that were accepted.
         rounds: number of verification rounds.
-        windows: tokens of each draft, in order; 0: a part of the answer that came as a remote stream.
-        mode: how the answer was made, in words of the kind of simulation.
-        failed: why it was not finished; None: it was.
+        windows: tokens of each draft, in order, with 0 for a part of the answer that came as a remote stream.
+        mode: how the answer was made, in the terms of the kind of simulation.
+        failed: why it wasn't finished, or None if it was.
     """
 
     number: int
@@ -92,10 +92,10 @@ class RequestRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Quantiles:
-    """Quantiles of positive numbers from a histogram with logarithmic bins: an error of half a per cent at most, from 1 us to 10^6 s.
+    """Quantiles of positive numbers from a histogram with logarithmic bins, with an error of at most half a per cent from 1 us to 10^6 s.
 
     Attributes:
-        count: number of numbers that were added.
+        count: how many numbers were added.
         total: their sum.
     """
 
@@ -116,11 +116,11 @@ class Quantiles:
 
     @property
     def mean(self) -> float:
-        """Exact mean of all numbers, of which there must be one or more."""
+        """Exact mean of all numbers. There must be at least one."""
         return self.total / self.count
 
     def quantile(self, share: float) -> float:
-        """Return the number that a ``share`` of all numbers don't exceed (nearest rank); there must be one or more."""
+        """Return the number that a ``share`` of all numbers don't exceed (nearest rank). There must be at least one."""
         rank = max(1, math.ceil(share * self.count))
         for index, count in enumerate(self._counts):
             rank -= count
@@ -130,13 +130,13 @@ class Quantiles:
 
 
 class Sink:
-    """Collects the metrics of a run; it is called with each row when a request ends.
+    """Collects the metrics of a run. It is called with the row of each request that ends.
 
     Args:
         keeps: True if rows are kept, with times rounded to microseconds.
 
     Attributes:
-        rows: the rows that were kept, in the order in which they came.
+        rows: the rows that were kept, in the order in which the requests ended.
     """
 
     def __init__(self, *, keeps: bool = False) -> None:
@@ -168,7 +168,7 @@ class Sink:
             self._tpot.add(row.tpot)
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of ``STANDARD``; those of which nothing was measured are missing."""
+        """Return the metrics of ``STANDARD``, without metrics that have no measurements."""
         span = max(0.0, self._last - self._first)
         found = {"completed": float(self._completed), "failed": float(self._failed), "span": span}
         if span > 0.0:
@@ -189,7 +189,7 @@ class Sink:
 
 
 def round_metric(value: float) -> float:
-    """Return a metric rounded to nine significant digits, as files have it."""
+    """Return a metric rounded to nine significant digits, as in files."""
     return float(f"{value:.{DIGITS}g}")
 
 

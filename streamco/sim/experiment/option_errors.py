@@ -1,4 +1,4 @@
-"""Conversion of a file's data to options, with errors for people: the setting, what was expected, what was got, and a close match."""
+"""Converts a file's data to options, with helpful errors: the setting, what was expected, what was found, and a close match."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES: Mapping[object, str] = {
     type(None): "nothing",
     Any: "a value",
 }
-MAX_CHARACTERS = 60  # maximum characters of a value that an error repeats
+MAX_CHARACTERS = 60  # most characters of a value that an error quotes
 
 
 def convert_options(data: Any, kind: type[T], where: Callable[[Location], str]) -> T:
@@ -34,8 +34,8 @@ def convert_options(data: Any, kind: type[T], where: Callable[[Location], str]) 
 
     Args:
         data: the value of a YAML document.
-        kind: a Struct; Structs inside it, also in lists and unions, are checked too.
-        where: returns the text of a location in ``data`` for an error.
+        kind: a Struct. Structs inside it, including those in lists and unions, are checked, too.
+        where: returns the text for a location in ``data`` in an error.
 
     Raises:
         ConfigError: a key is unknown, a value doesn't fit, or a setting is missing.
@@ -52,9 +52,9 @@ def pick(got: object, known: Mapping[str, Any] | tuple[str, ...], instead: str |
     """Return a text like "expected one of a, b, got c; did you mean a?".
 
     Args:
-        got: the value that is not known.
-        known: the values that are.
-        instead: text for the value; None: the value itself.
+        got: the unknown value.
+        known: the known values.
+        instead: text to show for the value, or None for the value itself.
     """
     near = get_close_matches(str(got), [str(name) for name in known], n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
@@ -91,9 +91,9 @@ def _parts(hint: Any) -> Iterator[Any]:
 
 
 def _explain(text: str, data: Any, kind: type[Struct], where: Callable[[Location], str]) -> str:
-    """Return msgspec's error in the order of this package's errors.
+    """Return msgspec's error in the format of this package's errors.
 
-    msgspec's text is ``Expected `int`, got `str` - at `$.world.devices```.
+    msgspec's text looks like ``Expected `int`, got `str` - at `$.world.devices```.
     """
     reason, _, path = text.rpartition(" - at `$")
     if not reason:
@@ -105,7 +105,7 @@ def _explain(text: str, data: Any, kind: type[Struct], where: Callable[[Location
         location = (*location, missing[1])
         return f"{where(location)}: expected {_describe(_hint_at(kind, location))}, got nothing"
     if not reason.startswith(("Expected `", "Invalid ")):
-        return f"{where(location)}: {reason}"  # a check of a Struct's own, with a text of this package
+        return f"{where(location)}: {reason}"  # a Struct's own check, whose text follows this package's format
     value, hint = _value_at(data, location), _hint_at(kind, location)
     choices = tuple(str(choice) for one in _parts(hint) if get_origin(one) is Literal for choice in get_args(one))
     near = get_close_matches(str(value), choices, n=1) if isinstance(value, str) else []
@@ -114,7 +114,7 @@ def _explain(text: str, data: Any, kind: type[Struct], where: Callable[[Location
 
 
 def _hint_at(hint: Any, location: Location) -> Any:
-    """Return the type hint of a location; ``Any`` if the types don't have it."""
+    """Return the type hint of a location, or ``Any`` if the types don't have it."""
     for name in location:
         if isinstance(name, int):
             hint = next((args[0] for one in _parts(hint) if get_origin(one) in {tuple, list} and (args := get_args(one))), Any)

@@ -1,4 +1,4 @@
-"""Options of an experiment's plots: its ``plot`` key, checked, and a default for experiments without one."""
+"""The options of an experiment's plots: checks its ``plot`` key, and provides a default if there is none."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class PlotOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     Args:
         x: the sweep along the x axis.
         y: the metric.
-        line: the sweep with a line for each value; None: one line.
-        panels: the sweep, or sweeps, with a panel for each value. Sweeps without another role have panels, too.
-        where: the value of each sweep that isn't drawn.
-        title: title of the plot; None: the experiment's name.
+        line: the sweep with a line for each value, or None for a single line.
+        panels: the sweep, or sweeps, with a panel for each value. Sweeps without another role get panels, too.
+        where: the chosen value of each sweep that isn't drawn.
+        title: title of the plot, or None for the experiment's name.
     """
 
     x: str
@@ -47,7 +47,7 @@ def read_plots(
 
     Args:
         document: the experiment file, for the lines of errors.
-        given: the file's ``plot``; None: it has none.
+        given: the file's ``plot``, if it has one.
         axes: the varied settings.
         kind: the kind of simulation.
 
@@ -62,7 +62,7 @@ def read_plots(
 
 
 def _usual(axes: Sequence[Axis], kind: Kind) -> tuple[PlotOptions, ...]:
-    """Return the default plot: x is the numeric sweep with most values, and the longest other one has the lines."""
+    """Return the default plot: x is the numeric sweep with the most values, and the lines are the longest other sweep."""
     names = [axis.name for axis in sorted(axes, key=lambda axis: (-axis.is_numeric, -len(axis.values)))]
     if not 1 <= len(names) <= 3:
         return ()

@@ -1,7 +1,7 @@
-"""Plots of an experiment for people without the paper: a question as the title, axes with units, and a caption about what was simulated.
+"""Plots of an experiment, readable without the paper: a question as the title, axes with units, and a caption about the simulation.
 
-Lines differ by colour and by marker, in colours that most eyes can distinguish (Okabe and Ito). If one direction of a metric is better, the
-axis says which. An axis begins at 0, unless all values would be squeezed into its upper part.
+Lines differ in colour and marker. The colours can also be distinguished by most colour-blind readers (Okabe and Ito). If one direction of a
+metric is better, the axis says which. An axis begins at 0, unless all values would be squeezed into its upper part.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = "osD^vPX*"
 QUIET = "#555555"
 WIDTH, HEIGHT, PANEL, ROW = 8.0, 5.6, 4.2, 3.4  # inches
-MAX_BESIDE, MAX_TICKS = 4, 12  # panels in a row, and values that each have a tick
-CHARACTERS = 14.5  # characters of a caption in an inch
-SLANT = 35  # degrees of the names of values that have no room beside one another
-LEGEND_ROW, USUAL_ROWS = 0.23, 3  # inches of a row; rows of a legend, its title included, that ``HEIGHT`` has space for
+MAX_BESIDE, MAX_TICKS = 4, 12  # most panels in a row, and most values that each have a tick
+CHARACTERS = 14.5  # characters of a caption per inch
+SLANT = 35  # degrees by which names of values are slanted if they don't fit side by side
+LEGEND_ROW, USUAL_ROWS = 0.23, 3  # inches of a legend's row; rows, including its title, that ``HEIGHT`` has space for
 
 
 def check_matplotlib() -> None:
-    """Check that plots can be drawn; called before a long sweep.
+    """Check that plots can be drawn. Called before a long sweep.
 
     Raises:
         ConfigError: matplotlib is missing.
@@ -121,19 +121,19 @@ def _draw_panel(ax: Axes, plot: PlotOptions, axes: dict[str, Axis], points: Sequ
 
 
 def _reach(spreads: Sequence[Spread], factor: float) -> list[list[float]] | None:
-    """Return how far whiskers go down and up; None: there are none."""
+    """Return how far the whiskers go down and up, or None if there are none."""
     if all(spread.low == spread.high for spread in spreads):
         return None
     return [[(each.mean - each.low) * factor for each in spreads], [(each.high - each.mean) * factor for each in spreads]]
 
 
 def _slanted_inches(x: Axis, width: float) -> float:
-    """Return how much higher a panel of this width is because the names on its x axis are slanted; 0: they have room beside one another.
+    """Return how much higher a panel is if the names on its x axis must be slanted, or 0 if they fit side by side.
 
-    The width is in inches.
+    The width and the result are in inches.
     """
     names = [str(value.label) for value in x.values]
-    room = (width - 1.0) / len(names) * CHARACTERS * 0.8  # characters of a line; some of the width is for the y axis
+    room = (width - 1.0) / len(names) * CHARACTERS * 0.8  # characters in a line; the y axis takes some of the width
     if x.is_numeric or max(len(line) for name in names for line in textwrap.wrap(name, 18) or [name]) <= room:
         return 0.0
     return max(map(len, names)) / (CHARACTERS * 0.8) * math.sin(math.radians(SLANT))
@@ -201,12 +201,12 @@ def _frame(picture: Any, ax: Axes, experiment: Experiment, plot: PlotOptions) ->
 
 
 def _columns(names: Sequence[str], width: float) -> int:
-    """Return how many columns of a legend fit beside one another."""
+    """Return how many columns of a legend fit side by side."""
     return max(1, min(len(names), int(width * 13 / (max(map(len, names)) + 11))))
 
 
 def _legend_rows(names: Sequence[str], width: float) -> int:
-    """Return the rows of a legend, its title included; 0: there is none."""
+    """Return the rows of a legend, including its title, or 0 if there is none."""
     return -(-len(names) // _columns(names, width)) + 1 if names else 0
 
 

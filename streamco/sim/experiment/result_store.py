@@ -1,8 +1,8 @@
-"""Store of finished scenarios on disk: one JSON line for each, never changed, only appended.
+"""Stores finished scenarios on disk, as JSON lines that are only appended and never changed.
 
-The key of a line is a digest of the scenario and of the files that it names; the line also has a digest of the code that ran it. So a sweep
-that was interrupted, or that has more values than last time, continues where it stopped. Results of other code or other files don't count.
-If the machine was switched off, the last line may be incomplete, and is cut away.
+A line's key is a digest of the scenario and the files that it names. The line also has a digest of the code that ran it. So a sweep that
+was interrupted, or that has more values than last time, continues where it stopped. Results of other code or other files don't count.
+If the machine lost power, the last line may be incomplete, and is cut off.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from streamco.sim.experiment.scenario import Outcome, Scenario
 __all__ = ["ResultStore", "code_digest", "name_of"]
 
 PACKAGE = Path(str(resources.files("streamco")))
-IGNORED = {"cli", "proxy", "testing", "calibration", "__pycache__"}  # folders of the package that no outcome depends on
-COMPILED = {".so", ".c", ".pyc", ".pyd"}  # made from sources that are in the digest
+IGNORED = {"cli", "proxy", "testing", "calibration", "__pycache__"}  # folders of the package that outcomes don't depend on
+COMPILED = {".so", ".c", ".pyc", ".pyd"}  # made from sources that are already in the digest
 MAX_CHARACTERS = 4096  # maximum characters of a path
 
 
@@ -39,8 +39,8 @@ class ResultStore:
     """The finished scenarios in a file.
 
     Args:
-        path: path of the file, which is made with the first line.
-        code: digest of the code that runs now.
+        path: path of the file, which is created with the first line.
+        code: digest of the present code.
         takes_any: True if results of other code count, too.
 
     Raises:
@@ -72,7 +72,7 @@ class ResultStore:
         return msgspec.json.decode(self.read_json(key), type=Outcome)
 
     def read_json(self, key: str) -> bytes:
-        """Return the JSON of a stored outcome, as it was added."""
+        """Return the JSON of a stored outcome as it was added."""
         begin, length = self._found[key]
         with self._path.open("rb") as file:
             file.seek(begin)

@@ -1,7 +1,7 @@
-"""Runner of scenarios: in this process, on all cores, or on a Dask cluster.
+"""Runs scenarios in this process, on all cores, or on a Dask cluster.
 
-Each outcome goes to the result store as soon as it is there, and out of memory. Only a few more scenarios than there are slots are handed
-out at a time, so that thousands of them wait here and not in the executor's queues. Where and when a scenario runs changes no metric.
+Each outcome is moved from memory to the result store as soon as it arrives. Only a few more scenarios than there are slots are handed out
+at a time, so that thousands of them wait here and not in the executor's queues. Metrics don't depend on where and when a scenario runs.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from streamco.sim.experiment.scenario import Scenario, run_scenario
 __all__ = ["run_sweep"]
 
 AHEAD = 2  # scenarios handed out for each slot, so that no slot waits for the next one
-LOOK_EVERY = 0.2  # seconds between two checks of Ctrl-C
-END_WITHIN = 5.0  # maximum seconds that terminated processes are waited for
+LOOK_EVERY = 0.2  # seconds between two checks for Ctrl-C
+END_WITHIN = 5.0  # maximum seconds to wait for terminated processes
 
 
 def run_sweep(
@@ -44,12 +44,12 @@ def run_sweep(
     Args:
         scenarios: all scenarios of the sweep.
         store: gets the outcomes.
-        jobs: number of processes; 1: this process.
-        dask: address of a cluster's scheduler, which runs them instead; None: no cluster.
-        progress: called with the numbers of finished and of all scenarios.
+        jobs: number of processes, or 1 to use only this process.
+        dask: address of the scheduler of a cluster that runs them instead, or None for no cluster.
+        progress: called with the number of finished scenarios and the number of all scenarios.
 
     Raises:
-        StreamcoError: a scenario can't be run, or a process died. The store has what was finished before.
+        StreamcoError: a scenario can't be run, or a process died. The store has the outcomes that were finished before.
     """
     named = {name_of(scenario): scenario for scenario in scenarios}  # equal scenarios are run once
     left = {name: scenario for name, scenario in named.items() if name not in store}
@@ -83,7 +83,7 @@ def _outcomes(left: dict[str, Scenario], *, jobs: int, dask: str | None) -> Gene
 def _hand_out(left: dict[str, Scenario], executor: Executor, slots: int, pressed: list[int]) -> Iterator[tuple[str, bytes]]:
     waiting = iter(left.items())
     running: dict[Future[bytes], str] = {}
-    done: Queue[Future[bytes]] = Queue()  # a SimpleQueue that gets a signal at its timeout waits for ever
+    done: Queue[Future[bytes]] = Queue()  # a SimpleQueue that gets a signal at its timeout waits forever
     while True:
         for name, scenario in islice(waiting, AHEAD * slots - len(running)):
             with _masking_ctrl_c():
@@ -100,7 +100,7 @@ def _hand_out(left: dict[str, Scenario], executor: Executor, slots: int, pressed
 
 
 def _finished(done: Queue[Future[bytes]]) -> Iterator[Future[bytes]]:
-    """Yield the futures that are done; wait at most ``LOOK_EVERY`` for the first."""
+    """Yield the futures that are done. Wait at most ``LOOK_EVERY`` seconds for the first one."""
     with suppress(Empty):
         yield done.get(timeout=LOOK_EVERY)
         while True:
@@ -108,7 +108,7 @@ def _finished(done: Queue[Future[bytes]]) -> Iterator[Future[bytes]]:
 
 
 def _check_processes(executor: Executor) -> None:
-    """Raise if a process has died. The pool doesn't notice it while it waits for the rest of that process's message."""
+    """Raise if a process has died, which the pool doesn't notice while it waits for the rest of that process's message."""
     processes = getattr(executor, "_processes", None) or {}
     for process in list(processes.values()):
         if process.exitcode:
@@ -131,7 +131,7 @@ def _run(scenario: Scenario) -> bytes:
 def _processes(jobs: int) -> Iterator[tuple[Executor, int, list[int]]]:
     with _catching_ctrl_c() as pressed:
         with _masking_ctrl_c():
-            resource_tracker.ensure_running()  # started now, because a later start would unblock Ctrl-C for the workers
+            resource_tracker.ensure_running()  # started here, because starting it later would unblock Ctrl-C for the workers
         others = set(active_children())
         executor = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin_worker)
         is_finished = False
@@ -150,10 +150,10 @@ def _processes(jobs: int) -> Iterator[tuple[Executor, int, list[int]]]:
 
 
 def _end_workers(executor: ProcessPoolExecutor, workers: Iterable[BaseProcess]) -> None:
-    """Terminate the workers, because their results are not needed.
+    """Terminate the workers, because their results aren't needed.
 
-    If a worker is in the middle of a message, the pool waits for the rest as long as any process could write it. This process holds the
-    writing end, too, so it closes it.
+    If a worker is in the middle of a message, the pool waits for the rest as long as any process could write it. As this process also holds
+    the writing end, it closes that.
     """
     for process in workers:
         process.terminate()
@@ -164,7 +164,7 @@ def _end_workers(executor: ProcessPoolExecutor, workers: Iterable[BaseProcess]) 
 
 @contextmanager
 def _catching_ctrl_c() -> Iterator[list[int]]:
-    """Record Ctrl-C in the yielded list, and raise at the end, because a pool breaks if the exception is raised in its code."""
+    """Record Ctrl-C in the yielded list, and raise it at the end, because a pool breaks if the exception is raised in its code."""
     pressed: list[int] = []
     if current_thread() is not main_thread() or signal.getsignal(signal.SIGINT) in {signal.SIG_IGN, None}:
         yield pressed
@@ -180,7 +180,7 @@ def _catching_ctrl_c() -> Iterator[list[int]]:
 
 @contextmanager
 def _masking_ctrl_c() -> Iterator[None]:
-    """Block Ctrl-C. A process that is started in the block inherits this, and unblocks it when it has set its handler."""
+    """Block Ctrl-C. A process that is started inside the block inherits this, and unblocks Ctrl-C when it has set its handler."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -192,7 +192,7 @@ def _masking_ctrl_c() -> Iterator[None]:
 
 
 def _begin_worker() -> None:
-    """Ignore Ctrl-C in a worker: the parent ends its workers, and would take one that ended by itself for a crash."""
+    """Ignore Ctrl-C in a worker, because the parent ends its workers, and would think that one that ended by itself had crashed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

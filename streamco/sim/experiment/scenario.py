@@ -1,8 +1,8 @@
-"""Scenarios, which are the points of an experiment as plain data, and the kinds of simulation that run them.
+"""Scenarios, which are an experiment's points as plain data, and the kinds of simulation that run them.
 
-A kind (``Kind``) has the shape of its options, the names of its metrics and a function that runs them in virtual time. It is found by its
-name (``KINDS``) and loaded when it is needed, so that reading an experiment or asking for help loads no simulator. A scenario is sent to
-other processes and machines as data, and equal data gives an equal outcome.
+A kind (``Kind``) has the type of its options, the names of its metrics, and a function that runs the options in virtual time. It is found
+by its name (``KINDS``) and loaded when it is needed, so that reading an experiment or asking for help doesn't load a simulator. A scenario
+is sent to other processes and machines as data, and equal data gives equal outcomes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KINDS = {
     "speculate": "streamco.sim.fleet.kind:KIND",
     "split": "streamco.sim.split.kind:KIND",
 }
-"""Module and attribute of each kind, by name."""
+"""The module and attribute of each kind, by name."""
 
 
 class Scenario(Struct, frozen=True, kw_only=True):
@@ -39,9 +39,9 @@ class Scenario(Struct, frozen=True, kw_only=True):
         kind: name of the kind.
         kind_location: module and attribute of the kind, as in ``KINDS``.
         seed: seed of all random draws.
-        requests: True if the outcome has rows of single requests.
+        requests: True if the outcome includes rows of single requests.
         world, workload, policy: the kind's options as in the file, with the sweep's values.
-        point: labels that the sweep set for this scenario, by the setting's path or the name of the cases.
+        point: labels of the sweep's values for this scenario, by the setting's path or the name of the cases.
         folder: folder that relative paths are relative to.
     """
 
@@ -62,20 +62,20 @@ class Scenario(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Digest of the content: equal for equal runs, whatever the file's folder and the names of its cases."""
+        """Digest of the content, which is equal for equal runs, whatever the file's folder and the names of its cases."""
         content = (self.kind, self.seed, self.requests, self.settings)
         return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()[:32]
 
     def locate(self, path: str) -> Path:
-        """Return the path of a file that an option names: ``~`` and ``$VARIABLES`` are replaced, and relative paths begin at ``folder``."""
+        """Return the path of a file that an option names. ``~`` and ``$VARIABLES`` are replaced; relative paths start at ``folder``."""
         return Path(self.folder) / Path(os.path.expandvars(path)).expanduser()
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """Outcome of a scenario.
+    """The outcome of a scenario.
 
     Args:
-        system: metrics over all requests, by name; those of which nothing was measured are missing.
+        system: metrics over all requests, by name, without metrics that have no measurements.
         requests: rows in the order of their numbers, if the scenario asks for them.
     """
 
@@ -88,8 +88,8 @@ class Named(NamedTuple):
 
     Args:
         location: location of the setting that names it.
-        name: equal names mean equal things.
-        find: looks it up, and raises a ``ConfigError`` if it is missing or can't be used.
+        name: its name; equal names mean the same thing.
+        find: looks it up, and raises ``ConfigError`` if it is missing or can't be used.
     """
 
     location: Location
@@ -102,37 +102,37 @@ class Kind(Protocol):
 
     @property
     def options(self) -> type[Struct]:
-        """Struct type of the options. Its fields are ``world``, ``workload`` and ``policy``, Structs that forbid unknown fields."""
+        """The options' Struct type. Its fields are ``world``, ``workload`` and ``policy``, all Structs that forbid unknown fields."""
         ...
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
-        """Metrics that ``run`` returns besides ``STANDARD``, with their texts; it may rename standard ones."""
+        """The metrics that ``run`` returns besides ``STANDARD``, with their texts. It may also rename standard metrics."""
         ...
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Metrics of the table, the most important first, which is also the default metric of a plot."""
+        """The metrics in the table, the most important first, which is also a plot's default metric."""
         ...
 
     def describe(self, options: Any) -> str:
-        """Return a line for people without the file: what was simulated, and how much of it."""
+        """Return a line that says, without the file, what was simulated, and how much of it."""
         ...
 
     def names(self, options: Any, scenario: Scenario) -> Iterable[Named]:
-        """Return the things that the options name and can't check themselves; each is looked up once before any run."""
+        """Return the things that the options name and can't check themselves. Each is looked up once before any run."""
         ...
 
     def run(self, options: Any, scenario: Scenario, sink: Sink) -> Mapping[str, float]:
-        """Run the options in virtual time; every request that ends is given to ``sink``.
+        """Run the options in virtual time, and call ``sink`` for every request that ends.
 
         Args:
             options: an instance of ``self.options``.
-            scenario: gives the seed and locates files; its settings are in ``options`` already.
+            scenario: provides the seed and locates files; its settings are already in ``options``.
             sink: called with the row of each request.
 
         Returns:
-            Metrics that the sink can't compute; one with a standard name replaces the sink's.
+            Metrics that the sink can't compute. A metric with a standard name replaces the sink's.
 
         Raises:
             ConfigError: the options contradict themselves, or name a missing thing.
@@ -141,7 +141,7 @@ class Kind(Protocol):
 
 
 def kind_location(name: str) -> str:
-    """Return module and attribute of the kind of that name.
+    """Return the module and attribute of the kind with this name.
 
     Raises:
         ConfigError: there is no such kind.
@@ -174,7 +174,7 @@ def metrics_of(kind: Kind) -> dict[str, Metric]:
 
 
 def run_scenario(scenario: Scenario) -> Outcome:
-    """Run one scenario in this process; equal scenarios give equal outcomes.
+    """Run one scenario in this process. Equal scenarios give equal outcomes.
 
     Raises:
         ConfigError: the options contradict themselves, or name a missing thing.

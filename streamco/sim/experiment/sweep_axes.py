@@ -1,4 +1,4 @@
-"""Axes of a sweep: each is a setting with a list of values, or a list of named cases that change several settings at once."""
+"""The axes of a sweep. Each is a setting with a list of values, or a list of named cases that change several settings at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamco.sim.experiment.yaml_document import Document, Location
 __all__ = ["PARTS", "Axis", "Label", "Value", "change", "dotted", "label_of", "read_axes"]
 
 PARTS = ("world", "workload", "policy")
-"""Parts of an experiment's settings; a path begins with one of them."""
+"""The parts of an experiment's settings. Every path begins with one of them."""
 
 Label = str | float | int | bool
 
@@ -23,7 +23,7 @@ class Value(Struct, frozen=True):
     """One value of an axis.
 
     Args:
-        label: text or number for people.
+        label: readable text or number.
         settings: values of settings, by path.
         locations: location of each value in the file, by path.
     """
@@ -49,13 +49,13 @@ def read_axes(document: Document, sweep: Mapping[str, Any]) -> tuple[Axis, ...]:
     """Return the axes of a file's ``sweep``.
 
     Raises:
-        ConfigError: a path doesn't begin with a part, there are no values, or a value is there twice.
+        ConfigError: a path doesn't begin with one of the ``PARTS``, there are no values, or a value appears twice.
     """
     return tuple(_axis(document, name, values) for name, values in sweep.items())
 
 
 def change(settings: Mapping[str, Any], value: Value, document: Document) -> dict[str, Any]:
-    """Return a copy of an experiment's settings with a value's settings put in; unchanged parts are shared.
+    """Return a copy of an experiment's settings with a value's settings put in. Unchanged parts are shared.
 
     Raises:
         ConfigError: a path leads through a value that has no settings.
@@ -76,7 +76,7 @@ def label_of(value: Any) -> Label:
 
 
 def dotted(location: Location) -> str:
-    """Return a location as people write it, with dots."""
+    """Return a location in dotted notation."""
     return ".".join(str(part) for part in location)
 
 
@@ -110,7 +110,7 @@ def _path(document: Document, text: str, written: Location) -> Location:
 
 
 def _with(data: Any, location: Location, value: Any) -> Any:
-    """Return a copy of nested mappings and lists with another value at one location; missing mappings are made."""
+    """Return a copy of nested mappings and lists with another value at one location. Missing mappings are created."""
     if not location:
         return value
     name, rest = location[0], location[1:]

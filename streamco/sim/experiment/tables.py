@@ -1,6 +1,6 @@
-"""Outputs of an experiment: a table of its points for people, and a file with all outcomes for programs.
+"""The outputs of an experiment: a readable table of its points, and a file with all outcomes for programs.
 
-The file's bytes follow from the experiment and its seeds alone: they have no time of day, no duration and no order of finishing.
+The file's bytes depend only on the experiment and its seeds, not on the time of day, the duration or the order of finishing.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ __all__ = [
 ]
 
 MAX_WIDTH, MAX_LABEL_WIDTH = 14, 30  # characters of a column's head, and of a label in it
-MISSING = "-"  # instead of a metric of which nothing was measured
+MISSING = "-"  # stands for a metric without measurements
 
 UNITS = {"ms": "ms", "mbps": "Mbit/s", "per_s": "1/s", "tokens_per_s": "tokens/s", "s": "s"}
-"""Units by the endings of settings' names."""
+"""Units, by the ending of a setting's name."""
 
 WORDS = {
     "rtt_ms": "round trip of the link (ms)",
@@ -50,11 +50,11 @@ WORDS = {
     "poisson_per_s": "requests that arrive (1/s)",
     "budget": "budget (share)",
 }
-"""Texts of settings, by name."""
+"""Readable names of settings, by name."""
 
 
 class Spread(Struct, frozen=True):
-    """A metric over the repeats of a point: mean, smallest and largest value."""
+    """A metric's mean, smallest and largest value over the repeats of a point."""
 
     mean: float
     low: float
@@ -62,14 +62,14 @@ class Spread(Struct, frozen=True):
 
 
 class Point(Struct, frozen=True):
-    """A point of the sweep: its label on every axis, and its metrics; those that no repeat has are missing."""
+    """A point of the sweep: its label on every axis, and its metrics, without metrics that no repeat has."""
 
     labels: dict[str, Label]
     metrics: dict[str, Spread]
 
 
 class Table(Struct, frozen=True):
-    """A table of points; the first ``labels`` columns name the point, and the others are metrics."""
+    """A table of points. The first ``labels`` columns name the point, and the others are metrics."""
 
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -90,13 +90,13 @@ def summarise(experiment: Experiment, store: ResultStore) -> list[Point]:
 
 
 def write_results(path: Path, experiment: Experiment, store: ResultStore) -> None:
-    """Write all outcomes as JSON, a scenario a line. The file is replaced at the end, so it is never there in part."""
+    """Write all outcomes as JSON, with one scenario per line. The file is replaced at the end, so it is never incomplete."""
     with replaced_file(path) as temporary, temporary.open("wb") as file:
         file.writelines(_lines(experiment, store))
 
 
 def table_of(experiment: Experiment, points: Sequence[Point]) -> Table:
-    """Return the table of the experiment's columns; repeats are shown as their mean."""
+    """Return the table of the experiment's columns. Repeats are shown as their mean."""
     known = metrics_of(experiment.kind)
     names = [name for name in experiment.columns if any(name in point.metrics for point in points)]
     heads, columns = [], []
@@ -112,11 +112,11 @@ def table_of(experiment: Experiment, points: Sequence[Point]) -> Table:
 
 
 def format_table(table: Table, max_width: int | None = None) -> str:
-    """Return a table as text: heads and labels take as many lines as they need, and numbers are aligned to the right.
+    """Return a table as text. Heads and labels take as many lines as they need, and numbers are aligned to the right.
 
     Args:
         table: the table.
-        max_width: maximum characters of a line; if the table is wider, its last metrics are left out. None: any number.
+        max_width: maximum characters of a line, or None for no limit. If the table is wider, its last metrics are left out.
     """
     columns = [
         _Column(head, cells, index < table.labels) for index, (head, *cells) in enumerate(zip(table.heads, *table.rows, strict=True))
@@ -140,7 +140,7 @@ class _Column:
 
 
 def _block(cells: Sequence[list[str]], columns: Sequence[_Column], *, is_head: bool) -> list[str]:
-    """Return the lines of a row: heads are aligned at the bottom, cells at the top."""
+    """Return the lines of a row. Heads are aligned at the bottom, and cells at the top."""
     depth = max(map(len, cells))
     padded = [[*[""] * (depth - len(cell)), *cell] if is_head else [*cell, *[""] * (depth - len(cell))] for cell in cells]
     return [
@@ -152,7 +152,7 @@ def _block(cells: Sequence[list[str]], columns: Sequence[_Column], *, is_head: b
 
 
 def name_of_path(path: str) -> str:
-    """Return the text of a setting's path: ``world.link.rtt_ms`` is "round trip of the link (ms)"."""
+    """Return the readable name of a setting's path: ``world.link.rtt_ms`` is "round trip of the link (ms)"."""
     name = path.rpartition(".")[2]
     if name in WORDS:
         return WORDS[name]
@@ -163,7 +163,7 @@ def name_of_path(path: str) -> str:
 
 
 def scale_of(metric: Metric, values: Sequence[float]) -> tuple[str, float]:
-    """Return the unit of such values, and the factor to multiply them with: seconds below 1 become milliseconds."""
+    """Return the unit for these values, and the factor to multiply them by: seconds below 1 become milliseconds."""
     if metric.unit == "s" and values and 0.0 < max(values) < 1.0:
         return "ms", 1e3
     return metric.unit, 1.0

@@ -11,20 +11,20 @@ from streamco.errors import ConfigError
 
 __all__ = ["Document", "Location", "read_document"]
 
-MAX_CHARACTERS = 4 << 20  # an experiment of a thousand cases has some hundred kB
-MAX_VALUES = 250_000  # with each alias replaced by what it stands for, as PyYAML and the checks of the options do
-MAX_LEVELS = 100  # of lists and mappings in each other
+MAX_CHARACTERS = 4 << 20  # an experiment with a thousand cases has a few hundred kB
+MAX_VALUES = 250_000  # counted with each alias expanded, as in PyYAML and the checks of the options
+MAX_LEVELS = 100  # of nested lists and mappings
 
 Location = tuple[str | int, ...]
-"""Keys and indices that lead to a value of a document."""
+"""The keys and indices that lead to a value in a document."""
 
 
 class Document:
-    """Contents of a YAML file.
+    """The contents of a YAML file.
 
     Args:
         path: path of the file, as it was given.
-        data: value of the file.
+        data: the file's value.
         lines: number of the line where each value begins, from 1, by location.
 
     Attributes:
@@ -37,11 +37,11 @@ class Document:
         self._lines = lines
 
     def where(self, location: Location, name: Location | None = None) -> str:
-        """Return the beginning of an error about a value that is or would be there: ``file, line 7: world.link.rtt_ms``.
+        """Return the beginning of an error about an existing or missing value, such as ``file, line 7: world.link.rtt_ms``.
 
         Args:
             location: location of the value.
-            name: name of the value in the error; None: its location.
+            name: name of the value in the error, or None for its location.
         """
         known = next(location[:size] for size in range(len(location), -1, -1) if location[:size] in self._lines)
         return _place(self.path, self._lines[known], location if name is None else name)
@@ -56,8 +56,8 @@ def read_document(path: Path) -> Document:
     """Read a YAML file.
 
     Raises:
-        ConfigError: the file can't be read, is no YAML, has a key twice, an alias to a value that holds it, or too many values or levels,
-            or PyYAML is missing.
+        ConfigError: the file can't be read or isn't YAML, has a duplicate key, an alias to a value that contains the alias, or too many
+            values or levels, or PyYAML is missing.
     """
     try:
         yaml: Any = import_module("yaml")  # it has no type hints
@@ -89,7 +89,7 @@ def read_document(path: Path) -> Document:
 
 
 def _loader_of(yaml: Any) -> Any:
-    """Return PyYAML's safe loader; what Python says of a value, such as a date with a 13th month, becomes an error with its line."""
+    """Return PyYAML's safe loader, but with line numbers in Python's errors about a value, such as a date with a 13th month."""
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         def construct_object(self, node: Any, deep: bool = False) -> Any:
@@ -105,7 +105,7 @@ def _count_lines(node: Any, path: Path) -> dict[Location, int]:
     """Return the line of each value, by location.
 
     Raises:
-        ConfigError: the values can't be counted, or are too many: an alias stands for all that its value holds.
+        ConfigError: the values can't be counted, or there are too many. An alias counts as everything that its value contains.
     """
     lines: dict[Location, int] = {}
     for location, line in _lines_of(node, (), path, ()):
@@ -116,13 +116,13 @@ def _count_lines(node: Any, path: Path) -> dict[Location, int]:
 
 
 def _lines_of(node: Any, location: Location, path: Path, above: tuple[Any, ...]) -> Iterator[tuple[Location, int]]:
-    """Yield (location, line) of each value. A key that is there twice is an error, because YAML would drop its first value silently.
+    """Yield (location, line) of each value. A duplicate key is an error, because YAML would silently drop its first value.
 
     Args:
         node: the value.
         location: its location.
         path: path of the file.
-        above: the values that hold it.
+        above: the values that contain it.
     """
     line = node.start_mark.line + 1
     if any(node is each for each in above):

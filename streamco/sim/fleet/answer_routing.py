@@ -1,8 +1,8 @@
-"""Answer routing: which answers are left to the server whole, because the draft model is perplexed by them.
+"""Answer routing: chooses the answers that are left entirely to the server, because the draft model's perplexity on them is high.
 
-This is the input-level baseline of Synera's evaluation, EdgeFM-LLM (section 6.1): hard samples, those of high perplexity, go to the server,
-and the device answers the others alone. The paper doesn't say of what text the perplexity is. Here it is that of the first tokens that the
-draft model writes itself, so that little time is lost when an answer is then left to the server.
+This is the input-level baseline in Synera's evaluation, EdgeFM-LLM (section 6.1): hard samples, with high perplexity, go to the server, and
+the device answers the others alone. The paper doesn't say which text's perplexity is used. Here it is the perplexity of the first tokens
+that the draft model writes itself, so that little time is lost if the answer is then left to the server.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["PREFIX", "AnswerRouting", "perplexity"]
 
 PREFIX = 16  # tokens that the draft model writes before the choice
 
-_WINDOW = 256  # answers by which the threshold is chosen
-_ENOUGH = 8  # answers before which the choice is random
-_HORIZON = 16  # answers within which a debt is made up for
-_LEAST = 1e-4  # a probability that was rounded to 0
+_WINDOW = 256  # latest answers that determine the threshold
+_ENOUGH = 8  # until there are so many answers, the choice is random
+_HORIZON = 16  # answers within which a deviation from the budget is made up for
+_LEAST = 1e-4  # stands for a probability that was rounded to 0
 
 
 def perplexity(confidences: Sequence[float]) -> float:
-    """Return the perplexity of greedy tokens, 1 or more: exp(-mean log c); without tokens 1.
+    """Return the perplexity of greedy tokens, exp(-mean log c), which is 1 or more, or 1 without tokens.
 
     Args:
         confidences: the draft model's probability of each, 0..1.
@@ -36,18 +36,18 @@ def perplexity(confidences: Sequence[float]) -> float:
 
 
 class AnswerRouting:
-    """Chooses for each answer whether the server writes it whole, so that the share of such answers meets the budget.
+    """Chooses for each answer whether the server writes all of it, so that the share of such answers meets the budget.
 
     Args:
         budget: share of the answers that the server writes, 0..1.
-        perplexities: those of earlier answers, oldest first.
+        perplexities: perplexities of earlier answers, oldest first.
 
     Attributes:
         answers: number of answers so far.
-        sent: number of those that the server writes.
+        sent: how many of them the server writes.
 
     Raises:
-        ConfigError: a budget outside 0..1.
+        ConfigError: the budget is outside 0..1.
     """
 
     def __init__(self, budget: float, perplexities: Iterable[float] = ()) -> None:
@@ -60,8 +60,8 @@ class AnswerRouting:
         """Return True if the server writes this answer, and count it.
 
         Args:
-            perplexity: that of the draft model's first tokens, 1 or more.
-            rng: used as long as too few answers are known.
+            perplexity: perplexity of the draft model's first tokens, 1 or more.
+            rng: used while too few answers are known.
         """
         aim = min(1.0, max(0.0, self.budget + (self.budget * self.answers - self.sent) / _HORIZON))
         if not 0.0 < self.budget < 1.0:

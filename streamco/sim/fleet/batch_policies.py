@@ -1,14 +1,14 @@
 """Batch policies of other systems, to compare with ``policies.serving.batching`` (DSD sections 3.4 and 5.3), and all policies by name.
 
 DSD's batching policies have a batch size and a batching window, and "can optionally enable advanced strategies like continuous batching or
-chunked prefills". ``Windowed`` is the first, and DSD compares FIFO with ``LengthAware``. ``Continuous`` is scheduling by iterations (Orca,
-Yu et al., OSDI 2022): all requests that wait when a step ends join the next one, and none waits for a batch to fill or to finish.
-``ChunkedPrefill`` is Sarathi's (Agrawal et al., 2023): long prompts are cut, so that other requests need not wait for a whole prompt.
+chunked prefills". ``Windowed`` is the first, and DSD compares FIFO with ``LengthAware``. ``Continuous`` is iteration-level scheduling
+(Orca, Yu et al., OSDI 2022): all requests that are waiting when a step ends join the next one, and none waits for a batch to fill or end.
+``ChunkedPrefill`` is Sarathi's (Agrawal et al., 2023): long prompts are cut, so that other requests needn't wait for a whole prompt.
 
 The papers mix prompts with decoding in one batch. Here only ``Mixed`` does: in other policies a prefill and a verification never share a
 batch (Synera 4.5). So "continuous" means all waiting requests of the kind that is next, and "chunked" means that verifications go between
-two chunks. A verification is read as ``policies.serving.batching`` says: at most 32 tokens a batch, the draft in one piece. All devices are
-equal: the order is that of arrival.
+two chunks. A verification is read as described in ``policies.serving.batching``: at most 32 tokens per batch, the draft in one piece. All
+devices are equal, so requests are ordered by arrival.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ __all__ = ["BATCHING", "ChunkedPrefill", "Continuous", "Windowed", "batch_policy
 
 
 class Continuous(Struct, frozen=True, kw_only=True):
-    """Batches all waiting requests of the head's kind, prompts whole (Orca).
+    """Batches all waiting requests of the same kind as the first one, with whole prompts (Orca).
 
     Args:
-        batch_tokens: maximum tokens that an engine reads at once. A longer prompt is read in pieces of it, and all others wait.
+        batch_tokens: maximum tokens that an engine reads at once. A longer prompt is read in pieces of this size, and all others wait.
     """
 
-    batch_tokens: int = 2048  # vLLM's minimum if prompts are not cut
+    batch_tokens: int = 2048  # vLLM's minimum if prompts aren't cut
 
     def __post_init__(self) -> None:
         check_tokens(self.batch_tokens)
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
-        """Return the request that has waited longest, and all of its kind that fit."""
+        """Return the request that has waited longest, and all others of its kind that fit."""
         return group_of_kind(_of_kind(waiting, waiting[0].kind), self.batch_tokens, state) if waiting else None
 
 
@@ -58,7 +58,7 @@ class ChunkedPrefill(Struct, frozen=True, kw_only=True):
     """Reads prompts in chunks, and all verifications between two chunks (Sarathi).
 
     Args:
-        chunk: tokens of prompts in a batch; the next prompt gets what the first one leaves.
+        chunk: tokens of prompts in a batch; the next prompt gets the tokens that the first one leaves.
         batch_tokens: maximum tokens that an engine reads at once.
     """
 
@@ -79,14 +79,14 @@ class ChunkedPrefill(Struct, frozen=True, kw_only=True):
 
 
 class Windowed(Struct, frozen=True, kw_only=True):
-    """Forms batches of a fixed size in the order of arrival, each kind in a queue of its own (DSD 3.4, batch size and batching window).
+    """Forms batches of a fixed size in the order of arrival, with a queue for each kind (DSD 3.4, batch size and batching window).
 
-    A queue is ready when it fills a batch or its head has waited as long as the window. If both are ready, the one with the
-    head that has waited longer goes first. A request that was begun keeps its position.
+    A queue is ready when it fills a batch, or when its first request has waited as long as the window. If both queues are ready, the one
+    whose first request has waited longer goes first. A request that was begun keeps its position.
 
     Args:
         requests: number of requests in a batch.
-        window: maximum seconds that the first request of a batch waits for others; 0: batches have a size, and none waits.
+        window: maximum seconds that the first request of a batch waits for others. With 0, batches have a maximum size, and none waits.
         batch_tokens: maximum tokens that an engine reads at once.
     """
 
@@ -100,18 +100,18 @@ class Windowed(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"windowed: expected requests >= 1 and window >= 0 seconds, got {self.requests} and {self.window}")
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
-        """Return a batch of the queue that is ready; None: none is, see ``ready_at``."""
+        """Return a batch from the queue that is ready, or None if none is (see ``ready_at``)."""
         ready = [queue for queue in _queues(waiting) if self._ready_at(queue) <= state.now]
         if not ready:
             return None
         return FirstCome(batch_tokens=self.batch_tokens).choose(min(ready, key=_since)[: self.requests], state)
 
     def ready_at(self, waiting: Sequence[Waiting], state: BatchContext) -> float | None:
-        """Return the time at which the first queue is ready."""
+        """Return the time at which a queue will first be ready."""
         return min(map(self._ready_at, _queues(waiting)), default=None)
 
     def _ready_at(self, queue: Sequence[Waiting]) -> float:
-        """Return when the last request of a full batch came, or when the head will have waited long enough."""
+        """Return when the last request of a full batch came, or when the first request will have waited long enough."""
         full = queue[self.requests - 1].since if len(queue) >= self.requests else float("inf")
         return min(full, queue[0].since + self.window)
 
@@ -126,7 +126,7 @@ BATCHING: Mapping[str, type[FirstCome | Windowed | LengthAware | Continuous | Ch
     "alternating": Alternating,
     "mixed": Mixed,
 }
-"""Batch policies by name."""
+"""All batch policies, by name."""
 
 
 def batch_policy(name: str, **options: object) -> BatchPolicy:
@@ -137,7 +137,7 @@ def batch_policy(name: str, **options: object) -> BatchPolicy:
         options: fields of its class.
 
     Raises:
-        ConfigError: there is no policy of that name, it has no such field, or a value doesn't fit.
+        ConfigError: there is no policy with this name, it doesn't have such a field, or a value doesn't fit.
     """
     if name not in BATCHING:
         raise ConfigError(f"batching: expected one of {', '.join(BATCHING)}, got {name!r}")

@@ -1,4 +1,4 @@
-"""Drafting device in virtual time: one sequence, branches beside it, and steps that take longer the more sequences draft."""
+"""A drafting device in virtual time: it has one sequence with branches, and its steps take longer the more sequences draft."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ __all__ = ["DraftingDevice", "SimulatedDrafts"]
 
 
 class DraftingDevice(Struct, frozen=True, kw_only=True):
-    """Properties of a device that drafts.
+    """The properties of a device that drafts.
 
     Args:
         model: the draft model, which gets the answer's ids.
-        writes: returns the token that it writes, if that is known without the whole distribution; None: it isn't.
-        importance: returns the importance of a draft's first tokens, by position of the first and their number; None: it isn't read.
-        step_times: seconds of a step by the number of sequences that draft in it; the last is for more sequences, too.
+        writes: returns the token that it writes, if this is known without the whole distribution.
+        importance: returns the importance of a draft's first tokens from the position of the first one and their number, or None if
+            importance isn't used.
+        step_times: seconds of a step by the number of sequences that draft in it; the last value is for more sequences, too.
         read_time: seconds for each token that has to be read first, except the last, which is part of the step. The token that a sequence
-            wrote last is read with those after it, as engines do.
+            wrote last is read together with the tokens after it, as in engines.
         prompt_time: seconds to read the prompt, before the first token.
-        is_sampled: True: tokens are drawn from the model; False: the likeliest is taken.
+        is_sampled: True if tokens are drawn from the model, False if the likeliest is taken.
         end_ids: tokens that end a draft.
-        context: maximum tokens of the answer; None: any number.
-        burst: tokens an event.
+        context: maximum tokens of the answer, or None for no limit.
+        burst: tokens per event.
         top: number of alternatives that come with each token.
         jitter: share by which a step may take more or less time.
         emit_delay: seconds from a token to its event, which comes even if the draft was dropped meanwhile.
-        fails_at: seconds at which it fails; None: never.
+        fails_at: seconds at which it fails, or None for never.
     """
 
     model: TokenModel
@@ -59,7 +60,7 @@ class _Sequence:
     version: int
     ids: list[int]
     left: int
-    read: int  # ids that are in its cache: neither those that it was given, nor the last one that it wrote
+    read: int  # ids in its cache, without ids that it was given and the last one that it wrote
     start: int = 0  # position of the first token of its draft
     pending: list[DraftToken] = field(default_factory=list)
 
@@ -67,7 +68,7 @@ class _Sequence:
 class SimulatedDrafts:
     """Carries out the speculation machine's commands to the device.
 
-    A step is interrupted when all its sequences were dropped, except the step that reads the prompt.
+    A step is interrupted when all its sequences have been dropped, except for the step that reads the prompt.
 
     Args:
         emit: called with each event when it happens.
@@ -106,7 +107,7 @@ class SimulatedDrafts:
         return self._own.ids
 
     def run(self, command: DraftTokens | DraftBranch | AdoptBranch | DropDrafts) -> None:
-        """Start what the command asks for."""
+        """Start to carry out the command."""
         match command:
             case DraftTokens(version, length, ids, count):
                 if self._own.left:
@@ -123,7 +124,7 @@ class SimulatedDrafts:
             self._stop()
         if not self._is_busy and not self._is_scheduled:
             self._is_scheduled = True
-            call_at(self._env, 0.0, self._step)  # commands of one time share their batches
+            call_at(self._env, 0.0, self._step)  # commands at the same time share a batch
 
     def _begin(self, version: int, length: int, ids: tuple[int, ...], count: int) -> _Sequence:
         held = self._own.ids
@@ -131,7 +132,7 @@ class SimulatedDrafts:
             raise AssertionError(
                 f"draft {version}: expected a length of at most {len(held)} and a token to write, got {length} and {count}"
             )
-        read = len(held) if self._own in self._running else self._own.read  # read by the time it begins
+        read = len(held) if self._own in self._running else self._own.read  # these will have been read by the time it begins
         return _Sequence(version, [*held[:length], *ids], count, min(length, read), length + len(ids))
 
     def _drop(self, version: int) -> None:

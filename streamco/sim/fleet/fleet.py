@@ -1,7 +1,7 @@
-"""Fleet of drafting devices that share target servers; a live speculation machine makes every answer.
+"""A fleet of drafting devices that share target servers. Every answer is made by a live speculation machine.
 
 A device answers one request at a time, and its other requests wait. It keeps what it learns about its pair of models and the times of
-rounds, whichever server they are of. It plans with the price list of the server that it asks. A request goes to the server that the routing
+rounds, regardless of the server. It plans with the row costs of the server that it uses. A request goes to the server that the routing
 policy chooses when the request begins.
 """
 
@@ -56,16 +56,16 @@ from streamco.sim.workload.workload import SimulatedRequest
 __all__ = ["AnswerOutcome", "Fleet", "DeviceModel", "Execution", "FleetDevice"]
 
 Execution = Literal["distributed", "fused", "co-located", "auto"]
-"""Generation mode: always drafts; always the remote stream; the same by a server that drafts for itself; drafts or stream, whichever is
-faster (DSD section 4.4; its fused mode drafts at the server)."""
+"""Generation mode, in this order: always drafts; always the remote stream; the same from a server that drafts for itself; drafts or stream,
+whichever is faster (DSD section 4.4; its fused mode drafts at the server)."""
 
 
 class DeviceModel(Struct, frozen=True, kw_only=True):
-    """Speed and energy of a kind of device. Times in seconds.
+    """The speed and energy of a kind of device. Times are in seconds.
 
     Args:
         name: name of the kind.
-        step_times: time of the draft model's step on 1, 2, ... sequences.
+        step_times: time of the draft model's step with 1, 2, ... sequences.
         seconds_per_token, overhead: reading a prompt of l tokens takes seconds_per_token x l + overhead.
         prompt_joules, token_joules: energy to read a token, and to write one.
     """
@@ -79,23 +79,23 @@ class DeviceModel(Struct, frozen=True, kw_only=True):
 
 
 class AnswerOutcome(Struct, kw_only=True):
-    """Outcome of one request. Times in seconds since the simulation began.
+    """The outcome of one request. Times are in seconds since the simulation began.
 
     Args:
         request: the request.
         device, server: numbers of the device and the server that answered it.
         began: time at which the device began with it.
-        first: time of its first final token; None: there was none.
+        first: time of its first final token, or None if there was none.
         ended: time of its last token.
         tokens: tokens that were delivered to the reader.
-        right: number of these tokens, the end token included, that the target model would have written itself; None: all.
-        report: the speculation machine's report; None: the answer was a remote stream throughout.
+        right: how many of these tokens, including the end token, the target model would have written itself, or None for all.
+        report: the speculation machine's report, or None if the whole answer was a remote stream.
         windows: tokens of each draft that was verified.
         traffic: traffic on the link.
         drafted: tokens that the device wrote.
         joules: energy that the device used.
-        mode: distributed, fused, or both, one after the other.
-        error: why it failed; None: it didn't.
+        mode: ``distributed``, ``fused``, or both, one after the other.
+        error: why it failed, or None if it didn't.
     """
 
     request: SimulatedRequest
@@ -122,12 +122,12 @@ class FleetDevice:
         number: number of the device.
         model: its speed and energy.
         link: its own link.
-        pair: its estimates of the pair of models, which it learns; the times of rounds are those of each server.
-        answer_routing: leaves whole answers to the server; None: nothing does.
-        rtt: round trip to the servers that it expects before the first verdict, seconds; None: it doesn't know.
+        pair: its estimates of the pair of models, which it learns. The times of rounds are kept for each server.
+        answer_routing: leaves whole answers to the server, or None to leave none.
+        rtt: round-trip time to the servers, in seconds, that it expects before the first verdict, or None if it has no expectation.
 
     Attributes:
-        has_read: tokens in its cache with which all prompts begin.
+        has_read: tokens in its cache that are the common beginning of all prompts.
     """
 
     __slots__ = ("answer_routing", "has_read", "is_busy", "link", "model", "number", "pair", "rtt", "waiting")
@@ -153,7 +153,7 @@ class FleetDevice:
         self.waiting: deque[SimulatedRequest] = deque()
 
     def estimates_at(self, server: str, row_costs: RowCosts | None) -> SpeculationEstimates:
-        """Return the estimates of an answer at the server of this name."""
+        """Return the estimates for an answer at the server with this name."""
         estimates = self.pair.at(server)
         if self.rtt is not None:
             estimates.expect_rtt(self.rtt)
@@ -257,14 +257,14 @@ class Fleet:
         routing: chooses the server of a request.
         execution: whether to draft.
         options: options of the speculation machines.
-        rng: random source for routing, and for the device of a request that names none.
+        rng: random source for routing, and for the device of a request that doesn't name one.
         on_outcome: called with the outcome of every request.
         on_verdict: called with every verdict that a server sends.
         token_bytes: bytes of a drafted token in a frame.
 
     Attributes:
         on_verdict, token_bytes: see the arguments.
-        in_flight: number of requests that came and haven't ended.
+        in_flight: number of requests that have come and haven't ended.
     """
 
     def __init__(
@@ -294,7 +294,7 @@ class Fleet:
         self._on_outcome = on_outcome
 
     def take(self, request: SimulatedRequest) -> None:
-        """Take a request that comes now."""
+        """Accept a request that arrives now."""
         self.in_flight += 1
         number = self._rng.randrange(len(self._devices)) if request.device is None else request.device % len(self._devices)
         device = self._devices[number]
@@ -319,7 +319,7 @@ class Fleet:
             _SpeculatedAnswer(self._env, self, device=device, server=server, answer=answer, outcome=outcome, options=self._options).start()
 
     def _stream_after_prefix(self, device: FleetDevice, server: TargetServer, answer: RecordedAnswer, outcome: AnswerOutcome) -> None:
-        """Stream an answer after the device has read the prompt and written its first tokens, which have perplexed it."""
+        """Stream an answer after the device has read the prompt and written its first tokens with high perplexity."""
         model, request = device.model, outcome.request
         outcome.drafted = min(PREFIX, request.output_tokens)
         outcome.joules = model.prompt_joules * request.prompt_tokens + model.token_joules * outcome.drafted
@@ -347,7 +347,7 @@ class Fleet:
         outcome.tokens += count
 
     def end(self, device: FleetDevice, outcome: AnswerOutcome, error: StreamcoError | None) -> None:
-        """End an answer, and begin the device's next request."""
+        """End an answer, and start the device's next request."""
         outcome.ended = self._env.now
         outcome.error = error
         server = self._servers[outcome.server]

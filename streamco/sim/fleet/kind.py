@@ -1,7 +1,7 @@
 """``kind: speculate``: a fleet of devices that draft and servers that verify, made from an experiment's options (DSD section 3).
 
 The speculation machines, their policies and the servers' scheduler are the live ones. Devices and servers take the time that is predicted
-for their hardware, or that the experiment sets. Servers refuse no request here: all requests wait, as in DSD.
+for their hardware, or that the experiment sets. Servers don't refuse requests here: all requests wait, as in DSD.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ __all__ = ["KIND", "SpeculateOptions", "device_model", "forward_pass"]
 
 _SEQUENCES = 6  # maximum sequences that a device drafts at once
 _ONE_MORE = 0.05  # share of a step that each further sequence adds, if only rates are known
-_PREFILL = 5.0  # prompt tokens read in the time of one written token, by default: see ``DevicePool``
-_CONTEXT = 512  # tokens in the cache for which a device's step time is taken
-_UNBOUNDED = 1 << 22  # tokens of a cache of unknown size
-_LONGEST_DRAFT = 12  # tokens, of a policy that chooses the window
-_PATIENCE = 3600.0  # seconds: a slow reply is never given up here
+_PREFILL = 5.0  # default for the prompt tokens read in the time of one written token; see ``DevicePool``
+_CONTEXT = 512  # tokens in the cache for which a device's step time is computed
+_UNBOUNDED = 1 << 22  # tokens in a cache of unknown size
+_LONGEST_DRAFT = 12  # tokens, with a policy that chooses the window
+_PATIENCE = 3600.0  # seconds; the simulation never gives up on a slow reply
 
 
 class SpeculateOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,10 +97,10 @@ def device_model(pool: DevicePool) -> DeviceModel:
 
 
 def forward_pass(pool: ServerPool, scenario: Scenario) -> tuple[ForwardPass, int]:
-    """Return the function to the seconds of a pass on a pool's servers, and the number of tokens that their cache holds.
+    """Return the function that gives the seconds of a pass on a pool's servers, and the number of tokens that fit in their cache.
 
     Raises:
-        ConfigError: there is no such hardware, or no such table.
+        ConfigError: there is no such hardware or table.
     """
     if pool.model is not None and pool.gpu is not None:
         hardware = Hardware(model=pool.model, gpu=pool.gpu, tensor_parallel=pool.tensor_parallel, engine=pool.engine)
@@ -115,10 +115,10 @@ def forward_pass(pool: ServerPool, scenario: Scenario) -> tuple[ForwardPass, int
 
 
 def _co_located(pool: ServerPool, policy: PolicyOptions) -> CoLocatedDraft | None:
-    """Return the draft model of a pool's servers; None: they don't draft.
+    """Return the draft model of a pool's servers, or None if they don't draft.
 
     Raises:
-        ConfigError: they are to draft, and no model is named, or there is no such hardware.
+        ConfigError: they should draft but no model is given, or there is no such hardware.
     """
     if policy.execution != "co-located":
         return None
@@ -207,7 +207,7 @@ class _World:
         self._in_flight = workload.in_flight
         self._is_exhausted = False
         self._last = 0.0
-        self._finished = 0  # after the warm-up and before the horizon
+        self._finished = 0  # requests that finished after the warm-up and before the horizon
 
     def run(self) -> Mapping[str, float]:
         for _ in range(self._in_flight or 1):
@@ -271,7 +271,7 @@ class _World:
         on_outcome: Callable[[AnswerOutcome], None] = lambda _: None,
         on_verdict: Callable[[SendVerdict], None] = lambda _: None,
     ) -> Fleet:
-        """Return a fleet by the policy; ``draws`` names its random source."""
+        """Return a fleet with the experiment's policy. ``draws`` names its random source."""
         policy = self._options.policy
         return Fleet(
             env,
@@ -309,7 +309,7 @@ class _World:
     def _make_devices(self, topology: Topology) -> list[FleetDevice]:
         policy = self._options.policy
         models = [device_model(pool) for pool in self._options.world.device_pools]
-        step = None  # a client that may switch to the remote stream measures it
+        step = None  # a client that may switch to the remote stream measures the stream's step itself
         if policy.execution == "distributed" or policy.is_calibrated:
             steps = [forward_pass(pool, self._scenario)[0](1, 0, _CONTEXT, 1) for pool in self._options.world.server_pools]
             step = fmean(steps[server.pool] for server in topology.servers)
@@ -345,19 +345,19 @@ class _World:
         return FleetDevice(device.number, model, link, pair, routing, rtt=device.link.rtt_ms / 1000)
 
     def _learn(self, devices: Mapping[int, FleetDevice], topology: Topology) -> Mapping[int, SpeculationEstimates]:
-        """Return what each of these devices knows after ``answers_before`` answers at servers that do nothing else, by its key."""
+        """Return the estimates that each of these devices has after ``answers_before`` answers at otherwise idle servers, by its key."""
         env = simpy.Environment()
         fleet = self._make_fleet(env, [*devices.values()], self._make_servers(env, topology), draws="before")
         count = self._options.policy.answers_before * len(devices)
         workload = replace(self._options.workload, requests=count, horizon_s=None, warm_up_s=0.0, arrivals=ArrivalOptions(closed=1))
-        for request in read_requests(workload, seed=-1 - self._scenario.seed):  # in another order than those that are measured
+        for request in read_requests(workload, seed=-1 - self._scenario.seed):  # in a different order from the measured requests
             fleet.take(replace(request, device=request.number))
         while fleet.in_flight:
             env.step()
         return {key: device.pair for key, device in devices.items()}
 
     def _profile(self) -> OffloadProfile:
-        """Return what devices know of their pair of models: with a budget below 1, what the workload's record says (Synera section 5)."""
+        """Return the devices' profile of their pair of models; with a budget below 1 it comes from the workload (Synera section 5)."""
         policy = self._options.policy
         if not 0.0 < policy.budget < 1.0:
             return OffloadProfile()
@@ -382,10 +382,10 @@ class _World:
 
 
 def _check_importance(options: SpeculateOptions) -> None:
-    """Check that the workload's record has the attention that the offloading rule needs.
+    """Check that the workload's record has the attention data that the offloading rule needs.
 
     Raises:
-        ConfigError: it has none, or not for drafts as long as these.
+        ConfigError: it has none, or none for drafts of this length.
     """
     policy = options.policy
     if not policy.needs_importance:
@@ -420,7 +420,7 @@ def _describe_workload(workload: WorkloadOptions) -> str:
 
 
 def _located(options: SpeculateOptions, scenario: Scenario) -> SpeculateOptions:
-    """Return options with files located beside the experiment's file. A missing file may be packaged, or in ``$STREAMCO_DATA``."""
+    """Return the options with files located next to the experiment's file. A missing file may be packaged, or in ``$STREAMCO_DATA``."""
 
     def beside(path: str | None) -> str | None:
         return None if path is None else str(scenario.locate(path))

@@ -1,4 +1,4 @@
-"""Offline profile of a pair of models, by the rows of a trace (Synera section 5): what its devices know before their first answer."""
+"""The offline profile of a pair of models, from the rows of a trace (Synera section 5), which devices have before their first answer."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from streamco.sim.workload.workload import SimulatedRequest
 
 __all__ = ["OffloadProfile", "prefix_perplexity", "profile_offloading"]
 
-_ANSWERS = 64  # of which the chunks are taken
-_CHUNKS = 256  # that a plan keeps
-_HIGHEST = 0.99  # of c_th
+_ANSWERS = 64  # answers that chunks are taken from
+_CHUNKS = 256  # chunks that a plan keeps
+_HIGHEST = 0.99  # highest value of c_th
 
 
 class OffloadProfile(Struct, frozen=True, kw_only=True):
-    """What is known of a pair before any answer.
+    """The figures that are known about a pair before any answer.
 
     Args:
-        confidence_threshold: c_th: the mean confidence of chunks that the target accepts whole.
-        chunks: (confidence, importance) of chunks; None for an importance that was not recorded.
-        perplexities: of the first tokens of answers.
+        confidence_threshold: c_th, the mean confidence of chunks that the target accepts whole.
+        chunks: (confidence, importance) of chunks, with None for an importance that wasn't recorded.
+        perplexities: perplexities of the first tokens of answers.
     """
 
     confidence_threshold: float = CONFIDENCE_THRESHOLD
@@ -35,15 +35,15 @@ class OffloadProfile(Struct, frozen=True, kw_only=True):
 
 
 def prefix_perplexity(request: SimulatedRequest) -> float:
-    """Return the draft model's perplexity at the beginning of an answer; 1 if confidences were not recorded."""
+    """Return the draft model's perplexity at the beginning of an answer, or 1 if confidences weren't recorded."""
     return perplexity(request.confidences[:PREFIX])
 
 
 def profile_offloading(requests: Iterable[SimulatedRequest], window: int) -> OffloadProfile:
-    """Return the profile of the first requests.
+    """Return the profile from the first requests.
 
     Args:
-        requests: requests with a record; those without confidences say nothing.
+        requests: requests with a record; requests without confidences are ignored.
         window: tokens of a chunk.
     """
     chunks: list[tuple[float, float | None]] = []

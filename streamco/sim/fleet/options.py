@@ -1,7 +1,7 @@
-"""Options of an experiment with drafting devices and target servers, in the units that people write (DSD section 3.1).
+"""The options of an experiment with drafting devices and target servers, in readable units (DSD section 3.1).
 
-A device or server either has a model and hardware, and its times are predicted (``streamco.sim.hardware.forward_pass_times``),
-or it has rates. ``streamco.sim.fleet.topology`` makes single devices and servers from the pools.
+A device or server has either a model and hardware, from which its times are predicted (``streamco.sim.hardware.forward_pass_times``),
+or rates. ``streamco.sim.fleet.topology`` makes single devices and servers from the pools.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ AtLeastZero = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
 
 OffloadSetting = OffloadRule | Literal["answers"]
-"""What spends a budget below 1: a rule that chooses drafts (``policies.offload``), or ``answers``: whole answers are left
-to the server if their beginning perplexes the draft model (``sim.fleet.answer_routing``), and the device writes the others alone."""
+"""How a budget below 1 is spent: by a rule that chooses drafts (``policies.offload``), or with ``answers``, which leaves whole answers to
+the server if the draft model's perplexity at their beginning is high (``sim.fleet.answer_routing``); the device writes the others alone."""
 
 
 class DevicePool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,12 +37,12 @@ class DevicePool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         share: share of all devices, in proportion to the other pools' shares, which needn't add up to 1.
         count: number of devices, instead of a share.
         model, gpu, tensor_parallel, engine: see ``Hardware``.
-        draft_tokens_per_s: tokens that the draft model writes in a second.
-        prefill_tokens_per_s: prompt tokens that it reads in a second; None: five times ``draft_tokens_per_s``, the median of 549
-            measurements of phones (PocketPal's benchmarks).
-        prefill_ms: milliseconds that reading a prompt takes besides.
+        draft_tokens_per_s: tokens per second that the draft model writes.
+        prefill_tokens_per_s: prompt tokens per second that it reads, or None for five times ``draft_tokens_per_s``, the median of 549
+            measurements on phones (PocketPal's benchmarks).
+        prefill_ms: additional milliseconds for reading a prompt.
         prompt_joules, token_joules: energy to read a token, and to write one.
-        link: link of these devices; None: the world's.
+        link: link of these devices, or None for the world's link.
     """
 
     share: Above | None = None
@@ -70,8 +70,8 @@ class ServerPool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         share, count: see ``DevicePool``.
         model, gpu, tensor_parallel, engine: see ``Hardware``.
         step_times: name or JSON file of a packaged or calibrated profile of step times, instead of the hardware.
-        row_costs_ms: pairs of rows and milliseconds of a batch, instead of both: what ``streamco serve`` prints at its start. Batches are
-            padded to a cheaper size, sizes between are on straight lines, and devices plan with the list from their first round on.
+        row_costs_ms: instead of both, pairs of rows and milliseconds of a batch, as ``streamco serve`` prints at its start. Batches are
+            padded to a cheaper size, sizes in between are interpolated, and devices plan with the list from their first round on.
         draft_model: draft model on the same GPUs, for ``execution: co-located``; a key of ``operators.MODELS``.
     """
 
@@ -95,7 +95,7 @@ class ServerPool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def row_costs(self) -> RowCosts | None:
-        """Seconds of a padded batch by its rows; None: the pool has its hardware or its step times."""
+        """Seconds of a padded batch by its rows, or None if the pool has hardware or step times."""
         measured = {rows: milliseconds / 1e3 for rows, milliseconds in self.row_costs_ms}
         return RowCosts(padded_costs(measured)) if measured else None
 
@@ -105,7 +105,7 @@ class WorldOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Args:
         devices, servers: number of each.
-        device_pools, server_pools: their kinds; pools without share or count share what the others leave.
+        device_pools, server_pools: their kinds. Pools without a share or count divide what the others leave.
         link: link between each device and the servers.
     """
 
@@ -125,23 +125,24 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         batching_options: settings of that policy.
         is_padded: True if a batch costs as if every request in it were as long as the longest, as without variable-length kernels.
         window: tokens of a draft, or the name of the policy that chooses it.
-            ``dynamic`` goes by the accepted share of all drafted tokens, ``dynamic-verified`` of those up to the first rejected one.
-        execution: ``distributed``: the device always drafts; ``fused``: always the remote stream; ``auto``: whichever is faster;
-            ``co-located``: the server drafts ``window`` tokens with a model of its own and verifies them (DSD 3.3, fused mode).
+            ``dynamic`` uses the accepted share of all drafted tokens, ``dynamic-verified`` only of those up to the first rejected one.
+        execution: with ``distributed``, the device always drafts; with ``fused``, answers are always remote streams; ``auto`` uses
+            whichever is faster; with ``co-located``, the server drafts ``window`` tokens with its own draft model and verifies them (DSD
+            3.3, fused mode).
         is_calibrated: True if a client knows before its first answer how fast the remote stream is, as after ``streamco calibrate``.
-            Otherwise that answer begins with the stream, to measure it. With ``auto`` only: ``distributed`` clients always know it.
+            Otherwise that answer begins with the stream, to measure it. Only for ``auto``: ``distributed`` clients always know it.
         answers_before: answers that a device of each pool has given before, alone with the servers. All devices of the pool begin with
             what it has learned, as clients do after some minutes or with a profile.
-        branches: maximum number of branches that are pre-drafted while a verdict is out; 0: the device waits (Synera 4.4).
-        ahead: maximum number of drafts that are sent ahead of their verdicts, so that the server need not wait for the link; needs
-            branches and a budget of 1.
-        siblings: maximum number of other tokens that a draft carries for its positions, where the server's row costs say that they pay;
-            0: chains alone.
-        budget: share of the drafts that are verified; below 1 the device chooses which (Synera 4.2); 0: the device writes alone.
+        branches: maximum number of branches that are pre-drafted while a verdict is pending, or 0 to wait instead (Synera 4.4).
+        ahead: maximum number of drafts that are sent before the verdicts on earlier ones, so that the server needn't wait for the link;
+            needs branches and a budget of 1.
+        siblings: maximum number of alternative tokens that a draft carries for its positions, where the server's row costs say that they
+            pay off; 0 for chains only.
+        budget: share of the drafts that are verified. Below 1 the device chooses which (Synera 4.2); with 0 it writes alone.
         offload: how it chooses them. ``combined`` and ``importance`` need a trace with attention.
         forecast: how verdicts are forecast; ``sampled`` is the paper's, with one branch drawn (Synera 4.4).
-        draft_token_bytes: bytes of a drafted token in a frame: 2 for its id; 86 with the 20 likeliest candidates, which sampling needs;
-            98,304 with all of 49,152 in half precision (``bench/timed/verify_wire.py``).
+        draft_token_bytes: bytes of a drafted token in a frame: 2 for its id, 86 with the 20 likeliest candidates, which sampling needs, and
+            98,304 with all 49,152 candidates in half precision (``bench/timed/verify_wire.py``).
     """
 
     routing: str = "join-shortest-queue"
@@ -188,7 +189,7 @@ def _check_sizes(where: str, share: float | None, count: int | None) -> None:
 
 
 def _check_hardware(where: str, model: str | None, gpu: str | None, other: str, value: object) -> None:
-    """Check that a pool has model and gpu, or ``other``, and not both."""
+    """Check that a pool has either a model and a GPU or ``other``, but not both."""
     if (model is None) != (gpu is None):
         raise ConfigError(f"{where}: expected model and gpu, got {f'model {model!r}' if gpu is None else f'gpu {gpu!r}'} alone")
     if (model is None) == (value is None):

@@ -1,8 +1,8 @@
-"""Recorded answer: at each position it is known whether the draft model agrees with the target model, but not the text (DSD section 3.2).
+"""A recorded answer: at each position it is known whether the draft model agrees with the target model, but not the text (DSD section 3.2).
 
 Tokens are numbered by their position, so that the live machines can compare and count them. The target's token at a position is one number,
-and the draft model's wrong tokens are others. Whether a draft token is accepted depends on its position alone. After a wrong token the
-record has the draft model's tokens for the right text. That changes nothing, because a verdict ends with the first wrong token.
+and the draft model's wrong tokens are others. Whether a draft token is accepted depends only on its position. After a wrong token, the
+record still has the draft model's tokens for the right text. This makes no difference, because a verdict ends with the first wrong token.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from streamco.sim.workload.workload import SimulatedRequest
 __all__ = ["END", "RecordedAnswer", "prompt_ids"]
 
 END = 0
-_STRIDE = 8  # numbers of a position: the target's token and the draft model's wrong ones
-_SECOND_IS_RIGHT = 0.55  # if ranks weren't recorded: the share in the packaged traces, docs/workloads.md
+_STRIDE = 8  # numbers per position, for the target's token and the draft model's wrong ones
+_SECOND_IS_RIGHT = 0.55  # used if ranks weren't recorded; the share in the packaged traces (docs/workloads.md)
 _UNKNOWN = 0.7  # confidence of draft tokens if it wasn't recorded
 _MIN_CONFIDENCE, _MAX_CONFIDENCE = 0.02, 0.995  # confidences a draft token can have
 _PROMPTS: list[tuple[int, ...]] = [()]
 
 
 def prompt_ids(length: int) -> tuple[int, ...]:
-    """Return ids of a prompt. Their values don't matter, so prompts of one length share them."""
+    """Return the ids of a prompt. Their values don't matter, so prompts of the same length share them."""
     longest = _PROMPTS[0]
     if len(longest) < length:
         _PROMPTS[0] = longest = tuple(range(-1, -2 * length - 1, -1))
@@ -33,7 +33,7 @@ def prompt_ids(length: int) -> tuple[int, ...]:
 
 
 class RecordedAnswer:
-    """The tokens of target and draft model at each position of one answer; its last token ends the text.
+    """The target's and the draft model's tokens at each position of one answer. Its last token ends the text.
 
     Args:
         request: the request, which has the record.
@@ -58,7 +58,8 @@ class RecordedAnswer:
     def verify(self, draft: Sequence[int], position: int, parents: Sequence[int] = ()) -> tuple[int, int]:
         """Return how many tokens of a draft that begins at ``position`` are the target's, and the target's token after them.
 
-        With ``parents`` the draft is a tree, and the former is the last node that is the target's (``policies.drafts.tree_acceptance``).
+        With ``parents`` the draft is a tree, and the first value is the last node that is the target's
+        (``policies.drafts.tree_acceptance``).
         """
         if parents:
             nodes = range(len(draft) + 1)
@@ -78,8 +79,8 @@ class RecordedAnswer:
     def write(self, ids: Sequence[int]) -> DraftToken:
         """Return the draft model's token after these ids of the answer.
 
-        After the record the text ends, even if the draft model's last recorded token was another: a device that nothing verifies would
-        never end.
+        The text ends with the record, even if the draft model's last recorded token doesn't end it; otherwise a device without a verifier
+        would never end.
         """
         position = len(ids)
         if position >= self.tokens:
@@ -90,16 +91,17 @@ class RecordedAnswer:
         return token
 
     def importance(self, start: int, count: int) -> float | None:
-        """Return the mean importance of a draft's first ``count`` tokens, as ``policies.importance.draft_importance`` reads it live.
+        """Return the mean importance of a draft's first ``count`` tokens, as ``policies.importance.draft_importance`` computes it live.
 
-        The newest token has no row yet: its row comes with the token after it. None: there is no row, or attention was not recorded.
+        The newest token has no row yet, because its row comes with the token after it. The result is None if there is no row, or if
+        attention wasn't recorded.
 
         Args:
             start: position of the draft's first token.
             count: number of tokens that the draft has.
 
         Raises:
-            ConfigError: the draft is longer than attention was recorded for.
+            ConfigError: the draft is longer than the recorded attention.
         """
         attention, rows = self.request.attention, count - 1
         if not attention or rows < 1:
@@ -120,7 +122,7 @@ class RecordedAnswer:
         return DraftToken(choices[0], shares[0], tuple(zip(choices, shares, strict=True)))
 
     def _shares(self, position: int) -> tuple[float, float, float]:
-        """Return the probabilities of the draft model's first three choices; those that weren't recorded are estimated."""
+        """Return the probabilities of the draft model's first three choices. Probabilities that weren't recorded are estimated."""
         request = self.request
         confidence = request.confidences[position] if request.confidences else _UNKNOWN
         sure = min(_MAX_CONFIDENCE, max(_MIN_CONFIDENCE, confidence))
@@ -129,11 +131,11 @@ class RecordedAnswer:
         return sure, second, min(0.5 * second, left - second)
 
     def _rank(self, position: int) -> int:
-        """Return the rank of the target's token among the draft model's choices, from 0; 3: fourth or later."""
+        """Return the rank of the target's token among the draft model's choices, from 0, where 3 means fourth or later."""
         request = self.request
         if request.accepted[position]:
             return 0
         if request.ranks:
             return max(1, request.ranks[position])
-        shuffled = ((request.number * 2_654_435_761 + position * 40_503) >> 4) % 1000  # a share of the positions, the same in every run
+        shuffled = ((request.number * 2_654_435_761 + position * 40_503) >> 4) % 1000  # picks the same share of the positions in every run
         return 1 if shuffled < 1000 * _SECOND_IS_RIGHT else 3

@@ -1,4 +1,4 @@
-"""Remote side of an answer in a simulated fleet: a verifier session and a remote stream at a target server, over the device's link."""
+"""The remote side of an answer in a simulated fleet: a verifier session and a remote stream at a target server, over the device's link."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from streamco.sim.hardware.links import SimulatedLink
 
 __all__ = ["SimulatedRemoteStream", "SimulatedVerifierSession", "Traffic"]
 
-_FRAME = 20  # bytes of a greedy draft or verdict without its tokens: bench/timed/verify_wire.py
-_TOKEN = 2  # bytes more for each
+_FRAME = 20  # bytes of a greedy draft or verdict without its tokens; see bench/timed/verify_wire.py
+_TOKEN = 2  # additional bytes for each token
 
 
 class Traffic:
-    """Traffic of one request on the link.
+    """The traffic of one request on the link.
 
     Attributes:
         bytes_up, bytes_down: bytes of the frames in each direction.
-        delay: seconds that all frames together were in transit.
+        delay: total seconds that frames were in transit.
         frames: number of frames.
     """
 
@@ -58,7 +58,7 @@ class Traffic:
 
 
 class _LinkedPeer:
-    """Base class of the parties at the other end of a link, which delays the frames of both sides."""
+    """Base class for the peers at the other end of a link, which delays the frames of both sides."""
 
     def __init__(self, env: simpy.Environment, link: SimulatedLink, traffic: Traffic) -> None:
         self._env = env
@@ -119,7 +119,7 @@ class SimulatedVerifierSession(_LinkedPeer):
         self._is_closed = False
 
     def run(self, command: ConnectVerifier | SendDraft | CloseVerifier) -> None:
-        """Start what the command asks for."""
+        """Start to carry out the command."""
         match command:
             case ConnectVerifier(ids):
                 self._open(ids)
@@ -132,7 +132,7 @@ class SimulatedVerifierSession(_LinkedPeer):
                 self._close()
 
     def _arrive(self, draft: DraftReceived, if_verdict: ExpectedVerdict | None) -> None:
-        """Receive a draft at the server, where a draft that was sent ahead waits for the verdict before it (``wire.verify``)."""
+        """Receive a draft at the server, where a draft that was sent in advance waits for the previous verdict (``wire.verify``)."""
         if if_verdict is None:
             self._current_round, self._last_verdict, self._ahead = draft.round, None, []
             self._server.receive(draft)
@@ -142,7 +142,7 @@ class SimulatedVerifierSession(_LinkedPeer):
             self._arrive(draft, None)
 
     def _decide(self, answer: SendVerdict | RefuseDraft) -> None:
-        """End the round that the server has verified or refused, and start the draft that was sent ahead for this verdict."""
+        """End the round that the server has verified or refused, and start the draft that was sent in advance for this verdict."""
         ahead, self._ahead, self._current_round = self._ahead, [], None
         self._last_verdict = None
         if isinstance(answer, SendVerdict) and answer.verdict.token is not None:
@@ -152,7 +152,7 @@ class SimulatedVerifierSession(_LinkedPeer):
             call_at(self._env, 0.0, lambda: self._arrive(next_draft, None))
 
     def _open(self, ids: tuple[int, ...]) -> None:
-        """Open a session. The first one is used before the server has answered, as in ``endpoints.verifiers``."""
+        """Open a session. The first session is used before the server has answered, as in ``endpoints.verifiers``."""
         is_first = not self._openings
         if not is_first and not self._is_closed:
             self._close()
@@ -195,7 +195,7 @@ class SimulatedVerifierSession(_LinkedPeer):
                 if retry_after is None:
                     raise AssertionError(f"{name}: expected a session that fits the server, got the refusal {answer.reason!r}")
                 self._retry_at = self._env.now + retry_after
-                if is_first:  # the machine uses it already
+                if is_first:  # the machine is using it already
                     self._emit(VerifierLost(retry_after))
                 else:
                     self._open(ids)
@@ -246,7 +246,7 @@ class SimulatedRemoteStream(_LinkedPeer):
         self._streams: dict[int, PlainStream] = {}
 
     def run(self, command: OpenRemote | CloseRemote) -> None:
-        """Start what the command asks for."""
+        """Start to carry out the command."""
         match command:
             case OpenRemote(version, ids):
                 stream = PlainStream(self._answer, len(ids), lambda position: self._emit_token(version, position))

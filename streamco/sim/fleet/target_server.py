@@ -1,8 +1,8 @@
-"""Target server in virtual time: the live scheduler's batches and remote streams, one forward pass after the other.
+"""A target server in virtual time: it runs the live scheduler's batches and remote streams in one forward pass after another.
 
-A pass decodes a token of every stream, and also reads one batch: the scheduler's, or in turn with it a chunk of a stream's prompt. It takes
-the time of a forward pass over these tokens on the hardware. Tokens that were read for an answer's stream need not be read again for its
-session, and the other way round, as in ``streamco serve``.
+A pass decodes a token of every stream, and also reads one batch: the scheduler's or, alternating with it, a chunk of a stream's prompt. It
+takes the time of a forward pass over these tokens on the hardware. Tokens that were read for an answer's stream needn't be read again for
+its session, and vice versa, as in ``streamco serve``.
 """
 
 from __future__ import annotations
@@ -44,16 +44,17 @@ from streamco.sim.workload.workload import SimulatedRequest
 __all__ = ["SERVE", "CoLocatedDraft", "ForwardPass", "PassLimits", "PlainStream", "SessionAnswer", "TargetServer"]
 
 ForwardPass = Callable[[int, int, int, int], float]
-"""Function to the seconds of a pass: (streams that decode, other new tokens, tokens in all caches, sequences of the other tokens)."""
+"""Function that returns the seconds of a pass from the number of streams that decode, of other new tokens, of tokens in all caches, and of
+sequences that the other tokens belong to."""
 
 SessionAnswer = AcceptSession | RefuseSession | SendVerdict | RefuseDraft | ForgetSession
 
 
 class CoLocatedDraft(Struct, frozen=True):
-    """A draft model on the hardware of a target server, in turn with which it computes.
+    """A draft model on the hardware of a target server; the two models compute in turns.
 
     Args:
-        forward: gives the seconds of a pass of the draft model.
+        forward: returns the seconds of a pass of the draft model.
         window: tokens that it drafts for each stream in a round.
     """
 
@@ -62,16 +63,16 @@ class CoLocatedDraft(Struct, frozen=True):
 
 
 class PassLimits(Struct, frozen=True, kw_only=True):
-    """Limits of one forward pass, the order in it, and what devices know of its cost.
+    """The limits of one forward pass, its order, and the costs that devices know.
 
     Args:
         max_prompt: maximum tokens of a stream's prompt.
         max_prompt_beside: maximum tokens of a stream's prompt while other streams write.
-        max_part: maximum tokens of each session in a batch; longer ones are read in several passes. None: any number.
-        writes_first: True: a pass is two passes, one that writes and one that reads, and the streams' tokens are emitted between them.
-        takes_turns: True: prompts of streams are read in turns, a piece of each; False: one after the other.
-        drafting: draft model with which streams are written (DSD section 3.3, fused mode): a pass is a round. None: there is none.
-        row_costs: what a pass costs by its rows, for the devices that plan their drafts with it; None: they don't know it.
+        max_part: maximum tokens of each session in a batch, or None for no limit; longer parts are read in several passes.
+        writes_first: True if a pass is two passes, one that writes and one that reads, with the streams' tokens emitted in between.
+        takes_turns: True if the prompts of streams are read in turns, a piece of each; False if one after the other.
+        drafting: draft model with which streams are written, if any; a pass is then a round (DSD section 3.3, fused mode).
+        row_costs: costs of a pass by its rows, for devices that plan their drafts with them, or None if devices don't know them.
     """
 
     max_prompt: int = 512
@@ -84,7 +85,7 @@ class PassLimits(Struct, frozen=True, kw_only=True):
 
 
 SERVE = PassLimits(max_prompt=128, max_prompt_beside=32, max_part=32, writes_first=True, takes_turns=True)
-"""Limits of the engine of ``streamco serve``: small chunks, so that a cancelled prompt stops soon (``streamco.engines.loop``)."""
+"""The limits of the engine in ``streamco serve``, with small chunks, so that a cancelled prompt stops soon (``streamco.engines.loop``)."""
 
 
 class PlainStream:
@@ -92,7 +93,7 @@ class PlainStream:
 
     Args:
         answer: the answer that it writes.
-        length: tokens of the answer that it begins after.
+        length: number of the answer's tokens after which it begins.
         emit: called with the position of each token.
     """
 
@@ -102,16 +103,16 @@ class PlainStream:
         self.answer = answer
         self.length = length
         self.emit = emit
-        self.unread = 0  # tokens before the first step
+        self.unread = 0  # tokens still to be read before the first step
 
 
 class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
     """A target server: the live scheduler, streams, and the hardware that they share.
 
     Args:
-        forward: gives the seconds of a pass.
+        forward: returns the seconds of a pass.
         options: limits of the scheduler.
-        policy: forms batches of verifications and prompts; None: the live server's.
+        policy: forms batches of verifications and prompts, or None for the live server's policy.
         limits: limits of a pass.
         is_padded: True if a batch costs as if every request in it were as long as the longest.
 
@@ -121,7 +122,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         passes: number of passes so far.
         made: tokens that streams wrote.
         verified: tokens of drafts that were verified.
-        read: tokens of prompts, contexts and drafts in all passes, padding included.
+        read: tokens of prompts, contexts and drafts in all passes, including padding.
         refused: number of refused sessions and drafts.
     """
 
@@ -147,8 +148,8 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         self._emit_to: dict[str, Callable[[SessionAnswer], None]] = {}
         self._answers: dict[str, RecordedAnswer] = {}
         self._closed: list[str] = []  # sessions that were closed while the running batch reads them
-        self._known: dict[int, int] = {}  # by request: tokens of prompt and answer in the cache, read for its session or its stream
-        self._common = 0  # tokens with which all prompts begin, and which are in the cache for good
+        self._known: dict[int, int] = {}  # by request, tokens of prompt and answer in the cache, read for its session or its stream
+        self._common = 0  # tokens that all prompts begin with, and that stay in the cache
         self._batch: RunBatch | None = None
         self._writing: list[PlainStream] = []
         self._reading: deque[PlainStream] = deque()
@@ -158,7 +159,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
 
     @property
     def row_costs(self) -> RowCosts | None:
-        """What a pass costs by its rows, as devices know it; None: they don't."""
+        """The costs of a pass by its rows, as devices know them, or None if they don't."""
         return self._limits.row_costs
 
     @property
@@ -174,13 +175,13 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
     # Sessions
 
     def open(self, event: SessionOpened, answer: RecordedAnswer, emit: Callable[[SessionAnswer], None]) -> None:
-        """Open a session that verifies drafts of this answer; ``emit`` is called with the scheduler's commands to it."""
+        """Open a session that verifies drafts of this answer. ``emit`` is called with the scheduler's commands to it."""
         self._emit_to[event.session] = emit
         self._answers[event.session] = answer
         self.receive(event)
 
     def receive(self, event: SchedulerEvent) -> None:
-        """Hand an event to the scheduler; the parents of a draft are kept for its verdict."""
+        """Pass an event to the scheduler, and keep the parents of a draft for its verdict."""
         if isinstance(event, DraftReceived) and event.session in self._answers:
             self._answers[event.session].parents = event.parents
         super().receive(event)
@@ -231,7 +232,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         self._begin()
 
     def stop(self, stream: PlainStream) -> None:
-        """Stop a stream; the pass that runs is not cut short."""
+        """Stop a stream. The running pass isn't cut short."""
         for each in (self._writing, self._reading):
             if stream in each:
                 each.remove(stream)
@@ -275,7 +276,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         call_at(self._env, seconds, end)
 
     def _seconds(self, writing: int, tokens: int, context: int, sequences: int) -> float:
-        """Return the seconds of a pass; with a draft model, those of a round: it drafts for all streams, and then they are verified."""
+        """Return the seconds of a pass or, with a draft model, of a round: it drafts for all streams, and then they are verified."""
         if self._limits.drafting is None:
             return self._forward(writing, tokens, context, sequences)
         window, draft = self._limits.drafting.window, self._limits.drafting.forward
@@ -317,14 +318,14 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         self.receive(BatchFinished(batch.number, verdicts, seconds, found=found))
 
     def _write_all(self, writing: Sequence[PlainStream]) -> None:
-        """Write a token of each stream that was not stopped."""
+        """Write a token of each stream that wasn't stopped."""
         for stream in writing:
             if stream in self._writing:
                 for _ in range(self._round_tokens(stream)):
                     self._write(stream)
 
     def _round_tokens(self, stream: PlainStream) -> int:
-        """Return the tokens that a stream gets in a pass: one, and with a draft model those that are accepted before it."""
+        """Return the number of tokens that a stream gets in a pass: one, plus with a draft model the accepted ones before it."""
         if self._limits.drafting is None:
             return 1
         position, accepted = stream.length, stream.answer.request.accepted
@@ -343,7 +344,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         stream.emit(position)
 
     def _found(self, batch: RunBatch) -> int:
-        """Return the tokens of a prefill in the cache: read for a stream of the same request, or common to all prompts."""
+        """Return how many tokens of a prefill are in the cache, read for a stream of the same request or common to all prompts."""
         if batch.kind != "prefill" or not (self._known or self._common):
             return 0
         found = 0
@@ -352,7 +353,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         return found
 
     def _cached(self, request: SimulatedRequest) -> int:
-        """Return the tokens of a request's prompt and answer that are in the cache."""
+        """Return how many tokens of a request's prompt and answer are in the cache."""
         return max(self._known.get(request.number, 0), min(self._common, request.common_tokens))
 
     def _cache(self, request: SimulatedRequest, tokens: int) -> None:
@@ -378,12 +379,12 @@ def _pieces(lengths: Sequence[int], tokens: int, max_tokens: int | None) -> list
 
     Args:
         lengths: tokens of the batch's parts.
-        tokens: tokens that are computed in all.
-        max_tokens: maximum tokens of each part that a pass reads; None: any number.
+        tokens: total tokens that are computed.
+        max_tokens: maximum tokens of each part that a pass reads, or None for no limit.
     """
     longest = max(lengths)
     if max_tokens is None or longest <= max_tokens:
         return [tokens]
     whole = sum(lengths)
     cut = [sum(min(max_tokens, max(0, length - start)) for length in lengths) for start in range(0, longest, max_tokens)]
-    return [round(tokens * piece / whole) for piece in cut]  # cached tokens and padding are shared out over all passes
+    return [round(tokens * piece / whole) for piece in cut]  # cached tokens and padding are spread over all passes

@@ -1,8 +1,8 @@
 """Single devices and servers from numbers like "600 devices, 20 servers": the ``auto_topology`` pass of DSD section 3.1.
 
-A pool with a ``count`` has that many. The others divide the rest in proportion to their shares, by the method of largest remainders: each
-part differs from its exact value by less than one, the parts add up, and the same numbers give the same parts. A pool without a share gets
-what the other shares leave of the whole. If they leave nothing, it gets the mean of the others' shares.
+A pool with a ``count`` has that many members. The others divide the rest in proportion to their shares, by the method of largest
+remainders: each part differs from its exact value by less than one, the parts add up, and the same numbers give the same parts. A pool
+without a share gets what the other shares leave of the whole. If they leave nothing, it gets the mean of the others' shares.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Device(Struct, frozen=True, kw_only=True):
 
 
 class Server(Struct, frozen=True, kw_only=True):
-    """One server of the topology; its fields are those of ``Device``."""
+    """One server of the topology; for the fields see ``Device``."""
 
     number: int
     pool: int
@@ -68,7 +68,7 @@ def auto_topology(world: WorldOptions) -> Topology:
 
 
 def apportion(total: int, shares: Sequence[float]) -> list[int]:
-    """Return whole parts of ``total``, in proportion to shares above 0 (largest remainders; of equal ones the first)."""
+    """Return whole-number parts of ``total`` in proportion to shares above 0 (largest remainders, the first of equal ones)."""
     exact = [total * share / sum(shares) for share in shares]
     parts = [int(part) for part in exact]
     by_remainder = sorted(range(len(shares)), key=lambda index: (parts[index] - exact[index], index))

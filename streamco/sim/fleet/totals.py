@@ -1,4 +1,4 @@
-"""Totals over all answers of a simulated fleet, which are not kept."""
+"""Totals over all answers of a simulated fleet; the answers themselves aren't kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["FleetTotals"]
 
 
 class FleetTotals:
-    """Counts and sums over all answers and verdicts; metrics of which nothing was measured are left out."""
+    """Counts and sums over all answers and verdicts. Metrics without measurements are left out."""
 
     def __init__(self) -> None:
         self._verdicts = Quantiles()
@@ -54,7 +54,7 @@ class FleetTotals:
         self._remote += report.remote
 
     def metrics(self, server_tokens: int) -> dict[str, float]:
-        """Return the metrics, by the names of ``kind.SpeculateKind``."""
+        """Return the metrics, by their names in ``kind.SpeculateKind``."""
         found: dict[str, float] = {}
         verdicts = self._verdicts.count
         if verdicts:

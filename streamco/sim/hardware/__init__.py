@@ -1,1 +1,1 @@
-"""How long simulated hardware takes: forward passes and network links."""
+"""The times that simulated hardware takes, for forward passes and network links."""

@@ -1,7 +1,8 @@
-"""Time of a forward pass on given GPUs: the API ``predict(op, shape, hardware)`` of DSD section 3.1, and a fast form of it.
+"""Predicts the time of a forward pass on given GPUs, with the API ``predict(op, shape, hardware)`` of DSD section 3.1 or a faster form.
 
-``streamco.sim.hardware.operators`` has the theory, and ``bench/data/make_gpu_profiles.py`` makes the packaged tables in ``sim/profiles``.
-docs/hardware.md compares predictions with measured times, and lists the substitutes for models and GPUs without measurements.
+``streamco.sim.hardware.operators`` explains the theory, and ``bench/data/make_gpu_profiles.py`` makes the packaged tables in
+``sim/profiles``. docs/hardware.md compares predictions with measured times, and lists the substitutes for models and GPUs without
+measurements.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["Hardware", "Op", "ForwardPassShape", "describe", "gpus", "memory_tok
 Op = Literal["prefill", "decode"]
 
 _SAME_LAYERS = {"llama3-70b": "llama2-70b", "llama3.1-8b": "llama3-8b", "qwen-7b": "llama2-7b"}
-"""Models without measurements, and measured models with layers of the same sizes (Qwen's also have biases)."""
+"""Models without measurements, and measured models whose layers have the same sizes (Qwen's also have biases)."""
 
 
 class Hardware(Struct, frozen=True, kw_only=True):
@@ -32,7 +33,7 @@ class Hardware(Struct, frozen=True, kw_only=True):
         model: a key of ``operators.MODELS``.
         gpu: a key of ``gpus()``.
         tensor_parallel: number of GPUs that share each layer.
-        engine: ``eager`` launches each kernel from the host, as the measured engine did; ``graphs`` takes no time of the host.
+        engine: ``eager`` launches each kernel from the host, as the measured engine did; ``graphs`` needs no time on the host.
     """
 
     model: str
@@ -42,11 +43,11 @@ class Hardware(Struct, frozen=True, kw_only=True):
 
 
 class ForwardPassShape(Struct, frozen=True, kw_only=True):
-    """Tokens of a forward pass.
+    """The tokens of a forward pass.
 
     Args:
         tokens: new tokens of all sequences.
-        sequences: number of sequences, which have equal parts of the new tokens.
+        sequences: number of sequences, among which the new tokens are divided equally.
         context: tokens in the caches of all these sequences.
     """
 
@@ -59,7 +60,7 @@ def predict(op: Op, shape: ForwardPassShape, hardware: Hardware) -> float:
     """Predict the seconds of one forward pass.
 
     Args:
-        op: ``decode``: a token of each sequence; ``prefill``: any number of tokens, of prompts or of drafts to be verified.
+        op: ``decode`` for a token of each sequence, or ``prefill`` for any number of tokens, of prompts or of drafts to be verified.
         shape: tokens of the pass.
         hardware: the hardware that it runs on.
 
@@ -86,8 +87,8 @@ def predictor(hardware: Hardware) -> PassSeconds:
 
     Returns:
         A function of (decode rows, other new tokens, context tokens, sequences of the other tokens = 1). It returns the seconds of one
-        forward pass over all these tokens; no tokens: 0.0. It checks nothing. The context is that of all sequences, and is taken to be
-        shared equally.
+        forward pass over all these tokens, or 0.0 without tokens. It checks nothing. The context tokens are the total of all sequences,
+        which are assumed to be equally long.
 
     Raises:
         ConfigError: there is no such hardware.
@@ -97,11 +98,11 @@ def predictor(hardware: Hardware) -> PassSeconds:
 
 
 def memory_tokens(hardware: Hardware, *, usable: float = 0.9) -> int:
-    """Return the number of tokens that the cache has memory for beside the weights.
+    """Return the number of tokens that fit in the cache in addition to the weights.
 
     Args:
         hardware: the hardware that the model runs on.
-        usable: share of the memory for weights and cache; the rest is for activations (vLLM's default).
+        usable: share of the memory for weights and cache (vLLM's default); the rest is for activations.
 
     Raises:
         ConfigError: there is no such hardware, or the weights don't fit.
@@ -118,7 +119,7 @@ def memory_tokens(hardware: Hardware, *, usable: float = 0.9) -> int:
 
 
 def describe(hardware: Hardware) -> str:
-    """Return a text about the measurements of a prediction, their source, and the substitutes for what was not measured.
+    """Return a text about the measurements behind a prediction, their source, and the substitutes for missing measurements.
 
     Raises:
         ConfigError: there is no such hardware.

@@ -1,8 +1,8 @@
-"""Capacity of a link in virtual time: a fixed rate, or the times at which a recorded link could send.
+"""The capacity of a link in virtual time: a fixed rate, or the times at which a recorded link could send.
 
-Sent bytes queue: they leave one after the other, and none are dropped. Recordings are Mahimahi's ("Mahimahi: Accurate Record-and-Replay for
-HTTP", Netravali et al., USENIX ATC 2015): the bytes that wait at an opportunity share its 1500 bytes, and an opportunity without waiting
-bytes is lost.
+Sent bytes queue: they leave one after the other, and none are dropped. Recordings are in the style of Mahimahi ("Mahimahi: Accurate
+Record-and-Replay for HTTP", Netravali et al., USENIX ATC 2015): the bytes that are waiting at an opportunity share its 1500 bytes, and an
+opportunity is lost if no bytes are waiting.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from streamco.errors import ConfigError
 __all__ = ["HEADERS", "PACKET", "SEGMENT", "FixedRate", "RecordedCapacity", "LinkTrace", "read_link_trace"]
 
 SEGMENT = 1460  # bytes of a packet without headers
-HEADERS = 40  # bytes of the headers of IPv4 and TCP
-PACKET = SEGMENT + HEADERS  # bytes of a packet that a trace counts
+HEADERS = 40  # bytes of IPv4 and TCP headers
+PACKET = SEGMENT + HEADERS  # bytes of a packet as counted in a trace
 
 
 class FixedRate:
-    """Capacity of a fixed number of bytes a second.
+    """A capacity of a fixed number of bytes per second.
 
     Args:
-        mbps: megabits a second.
+        mbps: megabits per second.
     """
 
     __slots__ = ("_bytes_per_s", "_free")
@@ -45,15 +45,15 @@ class FixedRate:
 
 
 class LinkTrace:
-    """A recorded link: opportunities to send a packet of 1500 bytes, evenly spaced in their bins and repeated for ever.
+    """A recorded link: opportunities to send a packet of 1500 bytes, evenly spaced in their bins and repeated forever.
 
     Args:
         counts: number of opportunities in each bin.
-        width: seconds of a bin.
+        width: seconds in a bin.
         source: name of the trace in errors.
 
     Attributes:
-        period: seconds until it repeats.
+        period: seconds after which it repeats.
 
     Raises:
         ConfigError: there are no opportunities.
@@ -67,7 +67,7 @@ class LinkTrace:
         self._times = array("d", ((index + (one + 0.5) / count) * width for index, one, count in indices))
 
     def first(self, at: float) -> int:
-        """Return the number of the first opportunity at ``at`` seconds or later, over all repetitions."""
+        """Return the number of the first opportunity at ``at`` seconds or later, counted over all repetitions."""
         rounds, rest = divmod(at, self.period)
         return int(rounds) * len(self._times) + bisect_left(self._times, rest)
 
@@ -79,10 +79,10 @@ class LinkTrace:
 
 @cache
 def read_link_trace(path: Path) -> LinkTrace:
-    """Return a recording, which is read once for all links.
+    """Return a recording, which is read only once for all links.
 
     Raises:
-        ConfigError: there is no such file, or it is no recording.
+        ConfigError: there is no such file, or it isn't a recording.
     """
     try:
         with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
@@ -99,12 +99,12 @@ def read_link_trace(path: Path) -> LinkTrace:
 
 
 class RecordedCapacity:
-    """Capacity of a recorded link, from a position in the recording on.
+    """The capacity of a recorded link, from a position in the recording on.
 
-    The rest of an opportunity takes bytes that were there in time for it, and is lost for later ones.
+    The rest of an opportunity takes bytes that arrived in time for it, and is lost for later bytes.
 
     Args:
-        offset: where in the recording time 0 is, seconds.
+        offset: position of time 0 in the recording, in seconds.
     """
 
     __slots__ = ("_left", "_number", "_offset", "_sent", "_trace")
@@ -112,8 +112,8 @@ class RecordedCapacity:
     def __init__(self, trace: LinkTrace, offset: float) -> None:
         self._trace = trace
         self._offset = offset
-        self._number = -1  # of the opportunity used last
-        self._sent = -math.inf  # when that is
+        self._number = -1  # number of the opportunity used last
+        self._sent = -math.inf  # time of that opportunity
         self._left = 0  # bytes that it can still take
 
     def send(self, now: float, size: int) -> float:
@@ -121,7 +121,7 @@ class RecordedCapacity:
         if now > self._sent:
             self._number = max(self._number, self._trace.first(now + self._offset) - 1)
             self._left = 0
-        packets = -(-(size - self._left) // PACKET)  # 0: it all fits in what is left
+        packets = -(-(size - self._left) // PACKET)  # 0 if everything fits in the rest of the opportunity
         self._left += packets * PACKET - size
         self._number += packets
         if packets:

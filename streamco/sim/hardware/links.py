@@ -1,20 +1,20 @@
 """Links between devices and servers in virtual time: the delay of bytes that are sent now.
 
-A connection is TCP's: each direction has its own state, and no frame overtakes another. The delay of a direction is the sum of
+Connections behave like TCP's: each direction has its own state, and no frame overtakes another. The delay in a direction is the sum of
 
-- the queue (``link_capacity``): bytes leave one after the other, headers too, as in ``testing.link_proxy``;
-- half the round trip, with jitter. The delay has a gamma distribution of shape 2, shifted so that its mean is half the round trip. The
-  reason is that one-way delays on the internet are skewed to the right of a floor. If the jitter is so large that the floor would be below
-  0, the floor is 0 and the shape is smaller. If a frame would overtake another, it waits, so jitter has less effect when many frames are
-  sent;
-- losses. If other packets of its frame follow a lost packet, the loss is noticed and the packet is sent again a round trip later (fast
-  retransmit). A timer notices the loss of the last packet of a frame: the tail loss probe of RFC 8985, 7.2, after two round trips. For a
-  lone packet, such as a draft or a verdict, the RFC adds the longest time that an acknowledgement may be held back, 200 ms in Linux. No
-  probe comes after the retransmission timeout, which in Linux is at least 200 ms after the round trip. So the loss of a lone packet costs a
-  round trip and 200 ms, unless the same side sends on and the next frame shows the gap. A direction that sent twice in a row is taken for a
-  stream that continues at the same pace. A packet that is sent again may be lost again, and then the timeout doubles (RFC 6298, 5.5).
+- the queue (``link_capacity``): bytes, including headers, leave one after the other, as in ``testing.link_proxy``;
+- half the round trip, with jitter. The delay has a gamma distribution of shape 2, shifted so that its mean is half the round trip, because
+  one-way delays on the internet are skewed to the right of a floor. If the jitter is so large that the floor would be below 0, the floor is
+  0 and the shape is smaller. If a frame would overtake another, it waits, so jitter has less effect when many frames are sent;
+- losses. If a lost packet is followed by other packets of its frame, the loss is noticed, and the packet is sent again a round trip later
+  (fast retransmit). The loss of a frame's last packet is noticed by a timer: the tail loss probe of RFC 8985, 7.2, after two round trips.
+  For a lone packet, such as a draft or a verdict, the RFC adds the longest time for which an acknowledgement may be held back, 200 ms in
+  Linux. No probe comes after the retransmission timeout, which in Linux is at least 200 ms after the round trip. So the loss of a lone
+  packet costs a round trip and 200 ms, unless the same side keeps sending and the next frame reveals the gap. A direction that sent twice
+  in a row is assumed to be a stream that continues at the same pace. A packet that is sent again may be lost again, and then the timeout
+  doubles (RFC 6298, 5.5).
 
-Not modelled: slow start, because frames are smaller than the ten packets it begins with; and that losses slow the sender down.
+Not modelled: slow start, because frames are smaller than the ten packets that it begins with, and that losses slow the sender down.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from streamco.sim.hardware.link_capacity import HEADERS, SEGMENT, FixedRate, Rec
 __all__ = ["ConstantLink", "LinkOptions", "SimulatedLink", "TcpLink", "simulated_link"]
 
 MIN_TIMEOUT = 0.2  # seconds that Linux adds to the round trip, and to the probe of a lone packet
-APART = 1e-9  # minimum seconds from one arrival to the next, so that rounded sums of times let no frame overtake another
+APART = 1e-9  # minimum seconds from one arrival to the next, so that no frame overtakes another because of rounding
 _SHAPE = 2.0  # shape of the gamma distribution
 
 
 class LinkOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of a link.
+    """The options of a link.
 
     Args:
         rtt_ms: mean milliseconds of a round trip without payload.
         jitter_ms: mean deviation of a one-way delay from its mean, in milliseconds; at most half of ``rtt_ms``.
         loss: probability that a packet is lost, up to 0.5.
-        up_mbps, down_mbps: megabits a second from the device, and to it; None: no limit.
-        up_trace, down_trace: instead of a rate, a recording like Mahimahi's: a CSV file, also gzipped, with the columns ``t_ms`` (equal
+        up_mbps, down_mbps: megabits per second from the device, and to it, or None for no limit.
+        up_trace, down_trace: instead of a rate, a recording like Mahimahi's: a CSV file, plain or gzipped, with the columns ``t_ms`` (equal
             bins) and ``packets_1500B`` (packets that could be sent in the bin). It is repeated from its beginning.
-        trace_offset_s: second of the recordings at which the link begins; None: a random one, so that devices don't fade together.
+        trace_offset_s: second of the recordings at which the link begins, or None for a random one, so that devices don't fade together.
     """
 
-    rtt_ms: float = 10.0  # DSD 5.1, its typical case
+    rtt_ms: float = 10.0  # the typical case in DSD 5.1
     jitter_ms: float = 0.0
     loss: float = 0.0
     up_mbps: float | None = None
@@ -75,7 +75,7 @@ class LinkOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class SimulatedLink(Protocol):
-    """Delays of one connection; its methods are called in the order of time."""
+    """The delays of one connection. Its methods are called in order of time."""
 
     def delay(self, now: float, payload: int, *, is_up: bool) -> float:
         """Return the seconds from sending to arrival.
@@ -89,11 +89,11 @@ class SimulatedLink(Protocol):
 
 
 def simulated_link(options: LinkOptions, rng: Random) -> SimulatedLink:
-    """Return the simplest link that has all features of the options.
+    """Return the simplest link that supports the options.
 
     Args:
         options: options of the link.
-        rng: random source for jitter, losses and the beginning of a recording.
+        rng: random source for jitter, losses and the start of a recording.
 
     Raises:
         ConfigError: a recording can't be read.
@@ -104,7 +104,7 @@ def simulated_link(options: LinkOptions, rng: Random) -> SimulatedLink:
 
 
 class ConstantLink:
-    """Link with a constant delay, half the round trip.
+    """A link with a constant delay of half the round trip.
 
     Args:
         rtt: seconds of a round trip.
@@ -121,7 +121,7 @@ class ConstantLink:
 
 
 class TcpLink:
-    """Link with all features of the options; see ``simulated_link`` for the arguments."""
+    """A link that supports all options; for the arguments see ``simulated_link``."""
 
     __slots__ = ("_down", "_since", "_up", "_was_up")
 
@@ -142,13 +142,13 @@ class TcpLink:
 
     def delay(self, now: float, payload: int, *, is_up: bool) -> float:
         """Return the delay; see ``SimulatedLink``."""
-        pace = now - self._since if is_up is self._was_up and now > self._since else math.inf  # until the next frame of a stream
+        pace = now - self._since if is_up is self._was_up and now > self._since else math.inf  # seconds until the next frame of a stream
         self._was_up, self._since = is_up, now
         return (self._up if is_up else self._down).delay(now, payload, pace)
 
 
 class _Direction:
-    """One direction of a link; ``queue`` None: all bytes leave at once."""
+    """One direction of a link. If ``queue`` is None, all bytes leave at once."""
 
     __slots__ = ("_floor", "_last", "_lone", "_loss", "_probe", "_queue", "_rng", "_rtt", "_scale", "_shape", "_timeout")
 
@@ -159,12 +159,12 @@ class _Direction:
         self._loss = options.loss
         self._rng = rng
         self._queue = queue
-        self._timeout = rtt + max(MIN_TIMEOUT, 4.0 * math.sqrt(2.0) * jitter)  # two delays of a round trip deviate
+        self._timeout = rtt + max(MIN_TIMEOUT, 4.0 * math.sqrt(2.0) * jitter)  # both delays of a round trip deviate
         self._probe, self._lone = min(2.0 * rtt, self._timeout), min(2.0 * rtt + MIN_TIMEOUT, self._timeout)
-        self._last = -APART  # time at which the frame before arrives
+        self._last = -APART  # time at which the previous frame arrives
 
     def delay(self, now: float, payload: int, pace: float) -> float:
-        """Return the delay; ``pace``: seconds until the next frame of this direction, if it is a stream."""
+        """Return the delay. ``pace``: seconds until the next frame in this direction, if it is a stream."""
         packets = -(-payload // SEGMENT) or 1
         arrival = self._floor + (now if self._queue is None else self._queue.send(now, payload + HEADERS * packets))
         if self._scale:
@@ -175,7 +175,7 @@ class _Direction:
         return self._last - now
 
     def _loss_delay(self, packets: int, pace: float) -> float:
-        """Return the additional seconds of losses and retransmissions."""
+        """Return the additional seconds for losses and retransmissions."""
         rng, loss = self._rng, self._loss
         if rng.random() < loss:  # the last packet
             seconds = min(self._lone if packets == 1 else self._probe, pace + self._rtt)
@@ -191,13 +191,13 @@ class _Direction:
 
 
 def _gamma(mean: float, deviation: float) -> tuple[float, float, float]:
-    """Return floor, shape and scale of a gamma distribution with this mean and mean deviation, seconds; scale 0: always the mean."""
+    """Return the floor, shape and scale of a gamma distribution with this mean and mean deviation (seconds); scale 0 means no deviation."""
     if not deviation:
         return mean, _SHAPE, 0.0
     if deviation <= mean * _relative(_SHAPE):
         scale = deviation / (_SHAPE * _relative(_SHAPE))
         return mean - _SHAPE * scale, _SHAPE, scale
-    low, high = 0.1, _SHAPE  # the floor is 0, the smaller the shape the larger the deviation
+    low, high = 0.1, _SHAPE  # the floor is 0; the smaller the shape, the larger the deviation
     while high - low > 1e-9:
         middle = (low + high) / 2.0
         low, high = (middle, high) if _relative(middle) * mean > deviation else (low, middle)

@@ -1,17 +1,17 @@
-"""Time of a transformer's forward pass on GPUs: from measurements if there are any, else from a roofline.
+"""The time of a transformer's forward pass on GPUs, from measurements if there are any, and otherwise from a roofline model.
 
-A pass reads ``new`` tokens of several sequences after those in their caches. Its time is a sum over the layers, split over the GPUs by
+A pass reads ``new`` tokens of several sequences after the tokens in their caches. Its time is a sum over the layers, split over the GPUs by
 tensor parallelism:
 
-* linear operators (projections, MLP, norms, rope): measured by tokens in the batch, see ``bench/data/make_gpu_profiles.py``. Their time is
+* linear operators (projections, MLP, norms, rope): measured by tokens in the batch; see ``bench/data/make_gpu_profiles.py``. Their time is
   constant while the weights are read for few tokens, and then linear.
 * attention, a roofline: decoding reads the cache at the memory's bandwidth. A prefill of l tokens does 4 l^2 d FLOPs at the rate of the
-  linear operators. The half that the mask hides is counted too, because attention gets about half of their rate.
-* all-reduce, two a layer: a ring moves 2 (n - 1) / n of ``new`` hidden states over a share of the link's bandwidth.
-* gaps: the rest of each layer's time, which includes small kernels of attention and the latency of the all-reduces.
+  linear operators. The half that the mask hides is counted, too, because attention reaches about half of their rate.
+* all-reduce, two per layer: a ring moves 2 (n - 1) / n of ``new`` hidden states over a share of the link's bandwidth.
+* gaps: the rest of each layer's time, which includes small attention kernels and the latency of the all-reduces.
 
-The host launches each kernel, so a pass takes at least the host's time for all layers, and many steps of large GPUs wait for it. The host's
-work for each sequence (scheduling, sampling) is added. An engine that replays CUDA graphs has neither.
+The host launches each kernel, so a pass takes at least the host's time for all layers, and many steps on large GPUs wait for it. The host's
+work for each sequence (scheduling, sampling) is added. An engine that replays CUDA graphs has neither cost.
 
 The embedding is in the measured tables. The head is its matrix, read once.
 """
@@ -32,16 +32,16 @@ _BYTES = 2  # bytes of a weight, an activation or a cached value: half precision
 
 
 class PassSeconds(Protocol):
-    """Function to the seconds of one forward pass."""
+    """A function that returns the seconds of one forward pass."""
 
     def __call__(self, rows: int, tokens: int, context: int, sequences: int = 1) -> float:
-        """Return the seconds of a pass; nothing is checked.
+        """Return the seconds of a pass. Nothing is checked.
 
         Args:
             rows: number of sequences that decode a token.
-            tokens: other new tokens: of prompts, or of drafts to be verified.
+            tokens: other new tokens, of prompts or of drafts to be verified.
             context: tokens in the caches of all sequences.
-            sequences: number of sequences that have equal parts of the other tokens.
+            sequences: number of sequences among which the other tokens are divided equally.
         """
         ...
 
@@ -75,7 +75,7 @@ class Transformer(Struct, frozen=True, kw_only=True):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the whole model in half precision, embedding and head included."""
+        """Bytes of the whole model in half precision, including embedding and head."""
         return _BYTES * (self.layers * self.layer_weights + 2 * self.vocabulary * self.width)
 
     @property
@@ -98,25 +98,25 @@ MODELS: Mapping[str, Transformer] = {
     "llama3.1-8b": Transformer(**_LLAMA_8B),
     "phi-2": Transformer(layers=32, width=2560, feed_forward=10240, vocabulary=51200, heads=32, kv_heads=32, matrices=2),
 }
-"""Sizes as in the models' published configurations."""
+"""Sizes of models, from their published configurations."""
 
 
 class Gpu(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Measurements of a GPU and of the machine around it; each packaged file has one.
+    """The measurements of a GPU and of the machine around it; each packaged file has one.
 
     Args:
         name: name of the GPU in ``Hardware``.
-        title: its maker's name for it.
+        title: the manufacturer's name for it.
         source: source of the measurements.
         license: licence of the measurements.
         note: values that were scaled or assumed.
         memory: bytes of one GPU.
-        bandwidth: bytes a second of its memory, as published.
-        link: bytes a second to the other GPUs, each way, as published.
-        gap: seconds that each layer takes besides its operators.
-        all_reduce: (bytes of a message, share of ``link`` that it gets) points, ascending; linear in time between them.
+        bandwidth: bytes per second of its memory, as published.
+        link: bytes per second to the other GPUs, each way, as published.
+        gap: seconds that each layer takes in addition to its operators.
+        all_reduce: (bytes of a message, share of ``link`` that it gets) points, ascending; the time is linear between them.
         host_decode: seconds the host needs to launch a layer when all rows decode.
-        host_prefill: the same for a pass that reads other tokens too.
+        host_prefill: the same for a pass that reads other tokens, too.
         host_row: seconds of the host for each sequence of a pass.
         tokens: tokens of a batch at the points of the tables, ascending.
         layer_ms: milliseconds of a layer's linear operators at these points, by model and tensor parallelism.
@@ -148,7 +148,7 @@ def all_reduce_seconds(gpu: Gpu, message: float, ways: int) -> float:
 
 
 def forward_pass(gpu: Gpu, model: Transformer, layer_ms: Sequence[float], ways: int, engine: Engine = "eager") -> PassSeconds:
-    """Return a function to the seconds of a forward pass that is fast to call.
+    """Return a fast function that returns the seconds of a forward pass.
 
     Args:
         gpu: the GPU, of which the machine has ``ways``.
@@ -168,7 +168,7 @@ def forward_pass(gpu: Gpu, model: Transformer, layer_ms: Sequence[float], ways: 
     last = gpu.tokens[-1]
     bends = sorted({*gpu.tokens, *(size / state for size, _ in gpu.all_reduce)})
     line = _PiecewiseLinear([(tokens, without_attention(tokens)) for tokens in (*bends, 2.0 * bends[-1])])
-    rate = 2.0 * model.layer_weights / ways * last / linear(last)  # FLOP/s of the linear operators of a GPU
+    rate = 2.0 * model.layer_weights / ways * last / linear(last)  # FLOP/s of a GPU's linear operators
     per_pair = 4.0 * model.width * model.layers / ways / rate
     per_read = model.cache_bytes / ways / gpu.bandwidth
     is_launched = engine == "eager"
@@ -182,7 +182,7 @@ def forward_pass(gpu: Gpu, model: Transformer, layer_ms: Sequence[float], ways: 
             return 0.0
         if tokens:
             served = rows + sequences
-            cache = context / served  # tokens of each sequence: the caches are taken as equally long
+            cache = context / served  # tokens of each sequence; the caches are assumed to be equally long
             read, computed = sequences * cache * per_read, tokens * (cache + tokens / sequences) * per_pair
             busy, host = line(new) + rows * cache * per_read + (max(computed, read)), host_prefill
         else:
@@ -193,7 +193,7 @@ def forward_pass(gpu: Gpu, model: Transformer, layer_ms: Sequence[float], ways: 
 
 
 class _PiecewiseLinear:
-    """Function that is linear between points, has the last slope beyond them, and the first value before them."""
+    """A function that is linear between points, has the first value before them, and the last slope beyond them."""
 
     __slots__ = ("_offsets", "_slopes", "_starts")
 

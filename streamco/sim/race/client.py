@@ -1,9 +1,8 @@
-"""Simulated client with one service and one device, which answers request after request, or each when it arrives (DiSCo 4).
+"""A simulated client with one service and one device, which makes one request after another, or each when it arrives (DiSCo 4).
 
 Only the two endpoints are simulated (``sim.race.endpoints``). The dispatcher, the learners, the states of the endpoints and the race
-machine are those of a live client: they decide which endpoint starts when, which one wins and which one rests, when the answer migrates,
-what is borrowed from the budget and what is learned. Each request has a random source of its own, so that all contenders meet the same
-requests.
+machine are a live client's: they decide which endpoint starts when, which one wins and which one rests, when the answer migrates, what is
+borrowed from the budget and what is learned. Each request has its own random source, so that all contenders meet the same requests.
 """
 
 from __future__ import annotations
@@ -38,18 +37,18 @@ from streamco.sim.race.session import Opening, SimulatedRace, SimulatedStream
 
 __all__ = ["RequestDraw", "SimulatedClient", "RaceOutcome", "draw_request"]
 
-ROUND_TRIP = 0.1  # seconds from a home to a data centre and back, TLS records included
+ROUND_TRIP = 0.1  # seconds from a home to a data centre and back, including TLS records
 CANCEL_TAKES = 0.01  # seconds; bench/timed/engine.py measures 1 to 7 ms
 _CAPACITY = round(Limits().lookahead * READING)
 
 
 class RequestDraw(NamedTuple):
-    """One request with everything random in it drawn: the same for every contender.
+    """One request whose random values have been drawn, so that it is the same for every contender.
 
     Args:
         answer: lengths of the prompt and the answer.
         reply: how the service behaves.
-        seed: seed of what is still to be drawn, the device's jitter.
+        seed: seed for what is drawn later, which is the device's jitter.
     """
 
     answer: SimulatedAnswer
@@ -58,7 +57,7 @@ class RequestDraw(NamedTuple):
 
 
 def draw_request(seed: str, lengths: RequestLengths, service: ServiceModel, max_tokens: int | None) -> RequestDraw:
-    """Draw one request: the lengths of its prompt and answer, and the reply of the service. Equal seeds give equal requests."""
+    """Draw one request: the lengths of its prompt and answer, and the service's reply. Equal seeds give equal requests."""
     rng = Random(seed)
     prompt, tokens = lengths.draw(rng)
     reply = service.draw(rng)
@@ -93,14 +92,14 @@ class _Server(SimulatedServer):
 
 
 class RaceOutcome(NamedTuple):
-    """Outcome of one race, after its answer has ended.
+    """The outcome of one race, after its answer has ended.
 
     Args:
         machine: the race machine.
         session: the driver, which has the deliveries.
         dispatched: the dispatch decision.
         device, server: tokens that each endpoint has read and made.
-        cost: US dollars, energy at the exchange rate included; None: prices or shape are not known.
+        cost: US dollars, including energy at the exchange rate, or None if prices or shape aren't known.
         began: when the request came, in seconds from the client's first one.
         draw: the request.
     """
@@ -128,23 +127,23 @@ class RaceOutcome(NamedTuple):
 
 
 class SimulatedClient:
-    """A client that makes one request after the other, or each when it arrives.
+    """A client that makes one request after another, or each when it arrives.
 
     Args:
-        dispatcher: the live client's dispatcher, with what it already knows.
+        dispatcher: the live client's dispatcher, with its present knowledge.
         speed: actual speed of the device.
-        prices: prices of the service; None: not known.
-        shape: shape of the device's model; None: not known.
+        prices: prices of the service, or None if not known.
+        shape: shape of the device's model, or None if not known.
         exchange_rate: lambda, US dollars per million GFLOPs.
-        provider: whose server the service is, which says what it can do; by default it can't go on with an answer.
-        migration: how answers migrate; None: they stay at their endpoint.
-        pace: tokens per second at the reader; "smooth" or None: migrations are planned for a virtual reader.
-        burst: tokens an event when no decision depends on them: after a migration, and in answers that can't migrate.
+        provider: the service's provider, which determines its capabilities; by default the service can't continue an answer.
+        migration: how answers migrate, or None if they stay at their endpoint.
+        pace: tokens per second at the reader. With "smooth" or None, migrations are planned for a virtual reader.
+        burst: tokens per event when no decision depends on them: after a migration, and in answers that can't migrate.
         server_burst: tokens of the service that come together, in all other cases.
         reader_rate: tokens per second of the virtual reader.
         places: answers that the device makes at a time.
-        requests_per_min: requests that the service takes in a minute; None: any number.
-        rests: endpoints that have failed rest, as in a live client.
+        requests_per_min: requests that the service accepts per minute, or None for no limit.
+        rests: True if endpoints that have failed rest, as in a live client.
     """
 
     def __init__(
@@ -181,7 +180,7 @@ class SimulatedClient:
         )
         can = Capabilities(
             continuation=provider.capabilities.continuation,
-            pre_copy="none" if provider.capabilities.pre_copy == "none" else "warm",  # a simulated server bills what it reads ahead
+            pre_copy="none" if provider.capabilities.pre_copy == "none" else "warm",  # a simulated server bills what it reads in advance
         )
         self._server: Any = _Endpoint("server", can, token_prices)
         self.endpoints: Mapping[str, Any] = {"device": self._device, "server": self._server}
@@ -200,10 +199,10 @@ class SimulatedClient:
         """Return the ways in which a race can make an answer to a request, as a live client predicts them.
 
         Args:
-            draw: the request, of which the prompt's length and the limit are known.
-            weights: what the caller says is worth how much.
-            options: may have the quality of endpoints.
-            is_streamed: the reader gets the answer as it comes; False: whole.
+            draw: the request, whose prompt length and limit are known.
+            weights: how the caller weighs time, money and quality.
+            options: may include the quality of endpoints.
+            is_streamed: True if the reader gets the answer as it comes, False if whole.
         """
         request = _request(draw)
         facts = describe_request(request, self._device, [self._server])
@@ -226,7 +225,7 @@ class SimulatedClient:
 
         Args:
             draw: the request.
-            way: was chosen by its forecast; None: the policy decides.
+            way: the way that was chosen by its forecast, or None to let the policy decide.
         """
         (outcome,) = self.run_arriving([(0.0, draw)], way)
         return outcome
@@ -235,10 +234,10 @@ class SimulatedClient:
         """Run requests until all work for them has ended. Each begins when it arrives, and the client learns from each when it ends.
 
         Args:
-            requests: seconds from now on at which each request comes, in order.
-            way: as for ``run``, for all of them.
+            requests: the requests, each with the seconds from now at which it arrives, in order.
+            way: see ``run``; applies to all of them.
         """
-        self._before, self._env = self._now, simpy.Environment()  # an answer alone has the same times whenever it comes
+        self._before, self._env = self._now, simpy.Environment()  # new, so that an answer's times don't depend on when it comes
         places = DevicePlaces(self._env, self._places)
         outcomes: list[RaceOutcome] = []
         coming = iter(requests)
@@ -257,7 +256,7 @@ class SimulatedClient:
         return outcomes
 
     def _begin(self, draw: RequestDraw, places: DevicePlaces, done: Callable[[RaceOutcome], None], way: AskedWay | None = None) -> None:
-        """Start a request; ``done`` is called with its outcome when all work for it has ended."""
+        """Start a request, and call ``done`` with its outcome when all work for it has ended."""
         answer, began = draw.answer, self._now
         resting = self._states.resting(self.endpoints) if self._rests else {}
         dispatched = self.dispatcher.decide(_request(draw), self._device, [self._server], {}, resting=resting, states=self._states, way=way)
@@ -293,7 +292,7 @@ class SimulatedClient:
         )
 
     def _open_endpoints(self, draw: RequestDraw, places: DevicePlaces, *, can_move: bool) -> tuple[_Device, _Server]:
-        """Return the endpoints of one request, which share what other requests take of them."""
+        """Return the endpoints for one request, which share their capacity with other requests."""
         rng, reply = Random(draw.seed), draw.reply
         first = 1 if can_move else self._burst
         device = _Device("device", self._speed, rng, draw.answer, burst=first, cancel_takes=CANCEL_TAKES, places=places)
@@ -325,7 +324,7 @@ def _request(draw: RequestDraw) -> Request:
 
 
 def _engine(shape: ModelShape | None, places: int) -> object:
-    """Return an engine as the dispatcher reads it: it has its places, and the shape of the device's model if that is known."""
+    """Return an engine with the attributes that the dispatcher reads: its places, and the shape of the device's model if known."""
     info = shape and SimpleNamespace(
         layers=shape.layers, width=shape.width, ffn_width=shape.ffn_width, vocabulary_size=shape.vocabulary, heads=shape.heads
     )

@@ -1,10 +1,10 @@
 """Simulated endpoints of a race, which have times and token counts but no text.
 
-They know how long the answer is and not its words, so every token is the same chunk. A race of a hundred tokens takes some milliseconds to
-simulate, so hundreds of thousands can be run. ``bench/counted/simulated_writer.py`` has an endpoint that writes text.
+They know the length of the answer but not its words, so every token is the same chunk. A race of a hundred tokens takes a few milliseconds
+to simulate, so hundreds of thousands can be run. ``bench/counted/simulated_writer.py`` has an endpoint that writes text.
 
-Each endpoint counts its own work. Tokens that it read and made for a lost race, after a migration or while a cancel was on its way are
-counted, even if the client never receives them. The file is longer than others, because the streams of both are alike but for their ends.
+Each endpoint counts its own work. This includes tokens that it read and made for a lost race, after a migration or while a cancel was on
+its way, even if the client never receives them. This file is longer than others, because both endpoints' streams differ only in their ends.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from streamco.sim.race.session import Opening, SimulatedStream
 __all__ = ["DevicePlaces", "RequestLimit", "SimulatedAnswer", "SimulatedDevice", "SimulatedServer", "UsageCounter"]
 
 _TOKEN = ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(content="word "))])
-_ROW_COST = 1 / 3  # of a batch's row, over the first: four rows cost twice one (``row_costs``, a 1.5B model on a CPU)
+_ROW_COST = 1 / 3  # cost of a batch's further rows, relative to the first: four rows cost twice one (``row_costs``, a 1.5B model on a CPU)
 _SLACK = 1e-9  # tokens; the rounding error of summed gaps is smaller
 
 
 class SimulatedAnswer(Struct, frozen=True, kw_only=True):
-    """Lengths of a request and its answer, in tokens.
+    """The lengths of a request and its answer, in tokens.
 
     Args:
         prompt_tokens: tokens of the prompt.
         tokens: tokens of the whole answer, the same at both endpoints.
-        max_tokens: length at which the answer is cut off; None: never.
-        probabilities: those of the first tokens of a device's answer, by its own model; later ones are not known.
+        max_tokens: length at which the answer is cut off, or None for no limit.
+        probabilities: the device model's probabilities of the first tokens of its answer; later ones aren't known.
     """
 
     prompt_tokens: int
@@ -62,11 +62,11 @@ class SimulatedAnswer(Struct, frozen=True, kw_only=True):
 
 
 class UsageCounter:
-    """Tokens that one endpoint has read and made so far.
+    """The tokens that one endpoint has read and made so far.
 
     Attributes:
-        read: prompt tokens that a server bills, or that a device computes: a device does not compute again what it has kept.
-        cached: the part of ``read`` that a server had in its cache.
+        read: prompt tokens that a server bills, or that a device computes. A device doesn't recompute tokens that it has kept.
+        cached: how many of these tokens a server had in its cache.
         made: completion tokens, including those that were never delivered.
     """
 
@@ -77,9 +77,9 @@ class UsageCounter:
 
 
 class DevicePlaces:
-    """What the answers at one device share: it makes a few at a time, and reads their prompts one after another.
+    """The capacity that answers at one device share: it makes a few at a time, and reads their prompts one after another.
 
-    An answer that begins beside others takes longer for each of its tokens, because a batch of more rows does.
+    An answer that begins while others are in progress takes longer for each of its tokens, because larger batches take longer.
 
     Args:
         places: answers that it makes at a time.
@@ -91,16 +91,16 @@ class DevicePlaces:
 
     @property
     def slower(self) -> float:
-        """Time of a token, over its time if the device makes no other answer."""
+        """Time of a token relative to its time when the device makes no other answer."""
         return 1.0 + _ROW_COST * (self.answers.count - 1)
 
 
 class RequestLimit:
-    """A server's limit on requests: it takes some in each minute, and refuses all others until the next one begins.
+    """A server's limit on requests: it accepts a number of them each minute, and refuses all others until the next minute begins.
 
     Args:
-        requests: those that it takes in a minute.
-        clock: gives the present in seconds.
+        requests: number of requests per minute.
+        clock: returns the present time in seconds.
     """
 
     def __init__(self, requests: int, clock: Callable[[], float]) -> None:
@@ -109,7 +109,7 @@ class RequestLimit:
         self._minute, self._taken = 0, 0
 
     def refuse(self) -> int | None:
-        """Return the whole seconds after which a request may be sent again. None: it is taken, and counted."""
+        """Return the whole seconds after which a request may be sent again, or None if it is accepted and counted."""
         now = self._clock()
         if (minute := int(now // 60.0)) != self._minute:
             self._minute, self._taken = minute, 0
@@ -120,21 +120,21 @@ class RequestLimit:
 
 
 class SimulatedDevice:
-    """Simulated device. It reads l tokens in k l + c seconds, and keeps what it has read and written; see ``SimulatedSource``.
+    """A simulated device. It reads l tokens in k l + c seconds, and keeps everything that it reads and writes; see ``SimulatedSource``.
 
     Args:
         name: name of the endpoint in the race.
         speed: k, c, jitter and decode rate. The jitter is drawn for each prefill.
         rng: random source for the jitter.
         answer: the answer that it writes.
-        chunk: tokens of a prompt that it reads at once; a cancel loses a chunk that is not read whole.
-        burst: tokens an event, after the first token.
-        cancel_takes: seconds a cancel needs.
-        places: those that it has for this answer and others; None: it has no other answer.
+        chunk: tokens of a prompt that it reads at once; a cancel discards a chunk that isn't complete.
+        burst: tokens per event, after the first token.
+        cancel_takes: seconds that a cancel takes.
+        places: its places for this answer and others, or None if it has no other answer.
 
     Attributes:
         work: tokens that it has read and made.
-        kept: tokens of prompt and answer that it need not read again.
+        kept: tokens of prompt and answer that it needn't read again.
 
     Raises:
         ConfigError: the speed has no decode rate, or the burst is below 1.
@@ -171,7 +171,7 @@ class SimulatedDevice:
         """Start the answer, continue it, or only read the prompt and the partial answer."""
         position = _position(command)
         length = self.answer.prompt_tokens + position
-        fresh = max(1, length - self.kept)  # the last token is always computed: its logits are needed
+        fresh = max(1, length - self.kept)  # the last token is always computed, because its logits are needed
         jitter = self._rng.choice(self._speed.jitter)
         seconds_per_token, overhead = self._speed.seconds_per_token * jitter, self._speed.overhead * jitter
         first = overhead + seconds_per_token * fresh
@@ -202,24 +202,24 @@ class SimulatedDevice:
 
 
 class SimulatedServer:
-    """Simulated server. Its time to first token does not depend on the prompt's length (DiSCo section 3); see ``SimulatedSource``.
+    """A simulated server. Its time to first token doesn't depend on the prompt's length (DiSCo section 3); see ``SimulatedSource``.
 
     Args:
         name: name of the endpoint in the race.
-        ttft: seconds to the first token: a distribution, or recorded times, of which each request takes the next, in a circle.
+        ttft: seconds to the first token: a distribution, or recorded times, which requests use in turn, over and over again.
         rate: tokens per second that it writes.
         rng: random source for the distribution.
         answer: the answer that it writes.
-        pre_copy: "warm": a pre-copied prefix is cached afterwards, and billed with one token; "none": it takes no such request.
-        rtt: seconds of a round trip; a cancel takes as long, and until then the server writes on and bills it.
-        burst: tokens an event, after the first token.
-        limit: its limit on requests, which others share; None: none.
+        pre_copy: with "warm", a pre-copied prefix is cached afterwards, and billed with one token; with "none", it can't pre-copy.
+        rtt: seconds of a round trip. A cancel takes as long, and until then the server keeps writing and billing.
+        burst: tokens per event, after the first token.
+        limit: its limit on requests, shared with others, or None for no limit.
 
     Attributes:
         work: tokens that it bills.
 
     Raises:
-        ConfigError: the rate is not above 0, there are no times, the burst is below 1, or pre_copy is "append".
+        ConfigError: the rate isn't above 0, there are no times, the burst is below 1, or pre_copy is "append".
     """
 
     def __init__(
@@ -283,11 +283,11 @@ class SimulatedServer:
 
 
 class _Stream:
-    """A stream with a first token, and then the others at a steady rate.
+    """A stream that sends a first token, and then the others at a steady rate.
 
     Args:
         account: called once, at the end or on a cancel, with the seconds of work and the tokens made.
-        runs_on: seconds that the endpoint works on after a cancel.
+        runs_on: seconds for which the endpoint keeps working after a cancel.
         known: probabilities of the first tokens.
     """
 
@@ -331,18 +331,18 @@ class _Stream:
             call_at(self._env, seconds, partial(self._emit_next, self._turn))
 
     def pause(self) -> None:
-        """Stop where it is; no effect once it has ended."""
+        """Pause the stream. Has no effect once it has ended."""
         self._paused_at, self._turn = self._env.now, self._turn + 1
 
     def resume(self) -> None:
-        """Go on after ``pause``."""
+        """Continue after ``pause``."""
         if self._paused_at is not None and not self._is_over:
             paused_at, self._paused_at = self._paused_at, None
             self._since += self._env.now - paused_at
             self._wait(self._next_at - paused_at)
 
     def cancel(self, released: Callable[[], None]) -> None:
-        """Stop the stream. It is accounted now, with the work that it will have done when the cancel takes effect."""
+        """Stop the stream. Its work is counted now, as much as it will have done when the cancel takes effect."""
         if not self._is_over:
             self._is_over = True
             elapsed = (self._env.now if self._paused_at is None else self._paused_at) - self._since + self._runs_on
@@ -374,10 +374,10 @@ class _Stream:
 
 
 class _DeferredStream:
-    """A stream that begins later than it was asked for, or never.
+    """A stream that begins later than it was requested, or never.
 
     Args:
-        cancel_takes: seconds that a cancel needs before it has begun.
+        cancel_takes: seconds that a cancel takes if the stream hasn't begun.
     """
 
     def __init__(self, env: simpy.Environment, emit: Callable[[Event], None], *, cancel_takes: float) -> None:
@@ -388,7 +388,7 @@ class _DeferredStream:
         self._is_cancelled = False
 
     def cancel(self, released: Callable[[], None]) -> None:
-        """Stop the stream, or begin it no more."""
+        """Stop the stream, or don't begin it."""
         self._is_cancelled = True
         if self._stream is None:
             call_at(self._env, self._cancel_takes, released)
@@ -396,12 +396,12 @@ class _DeferredStream:
             self._stream.cancel(released)
 
     def pause(self) -> None:
-        """Stop where it is."""
+        """Pause the stream."""
         if self._stream is not None:
             self._stream.pause()
 
     def resume(self) -> None:
-        """Go on after ``pause``."""
+        """Continue after ``pause``."""
         if self._stream is not None:
             self._stream.resume()
 
@@ -410,7 +410,7 @@ class _PlacedStream(_DeferredStream):
     """A device's stream that begins when there is a place for it, and the prompts before it have been read.
 
     Args:
-        begin: begins the stream, whose tokens take so many times as long as in an answer alone.
+        begin: begins the stream, given the factor by which its tokens take longer than in an answer alone.
     """
 
     def __init__(
@@ -429,7 +429,7 @@ class _PlacedStream(_DeferredStream):
         self._held[0].callbacks.append(self._wait_for_turn)
 
     def cancel(self, released: Callable[[], None]) -> None:
-        """Stop the stream, or wait no longer."""
+        """Stop the stream, or stop waiting to begin it."""
         self._free()
         super().cancel(released)
 
@@ -455,11 +455,11 @@ class _PlacedStream(_DeferredStream):
 
 
 class _LimitedStream(_DeferredStream):
-    """A server's stream that begins if its limit allows it; if not, the client asks again when the server has said, as a live one does.
+    """A server's stream that begins if its limit allows it. If not, the client retries when the server says, as a live client does.
 
     Args:
         begin: begins the stream.
-        retries: decide whether and when it is asked again.
+        retries: decides whether and when to retry.
     """
 
     def __init__(

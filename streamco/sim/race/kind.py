@@ -1,11 +1,11 @@
 """``kind: race``: one user's requests to a service and a device that race for the first token (DiSCo).
 
-The live client decides (``sim.race.client``), and this module computes the metrics of an experiment. One request comes after the other, so
-that the time to first token is the race's alone, unless requests have arrivals: then answers wait for others at the device.
+The live client makes the decisions (``sim.race.client``), and this module computes the metrics of an experiment. One request comes after
+another, so that the time to first token depends only on the race, unless requests have arrivals and so may wait for others at the device.
 
-Quality is measured at the virtual reader (``core.meter``), which begins with the first token and takes tokens at a fixed rate. The time
-between tokens is what this reader sees over all answers together, as in DiSCo's Table 3. ``tpot`` is how fast answers were delivered. If
-neither a pace nor a migration depends on single tokens, an answer takes a few events, and its tokens' times are computed afterwards.
+Quality is measured at the virtual reader (``core.meter``), which begins with the first token and reads tokens at a fixed rate. The time
+between tokens is measured at this reader over all answers together, as in DiSCo's Table 3. ``tpot`` is how fast answers were delivered. If
+neither a pace nor a migration depends on single tokens, an answer takes only a few events, and its tokens' times are computed afterwards.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from streamco.sim.workload.trace_files import read_gaps
 
 __all__ = ["KIND", "RaceRun", "RaceKind", "RaceRow"]
 
-_WHOLE = 1 << 20  # tokens an event if nothing depends on them: a whole answer
+_WHOLE = 1 << 20  # tokens per event if nothing depends on single tokens, so a whole answer
 _STEP = 1e-4  # seconds; resolution of the gaps between tokens
 
 
 class RaceRow(RequestRow, frozen=True, kw_only=True):
-    """Row of one answer. ``mode`` lists the endpoints that wrote it, in order; ``device`` and ``server`` are 0 if they worked for it.
+    """The row of one answer. ``mode`` lists the endpoints that wrote it, in order; ``device`` and ``server`` are 0 if they worked on it.
 
     Args:
         is_spent: True if the answer used the constrained side's budget.
         moves: number of migrations.
         delayed: tokens that came after the virtual reader wanted them.
-        cost: US dollars, energy included; None: not known.
+        cost: US dollars, including energy, or None if not known.
     """
 
     is_spent: bool
@@ -72,7 +72,7 @@ class RaceKind:
     columns = ("ttft_mean", "ttft_p99", "budget_share", "cost_per_1000", "tbt_p99", "delayed_mean", "moves_mean")
 
     def describe(self, options: RaceOptions) -> str:
-        """Return a text about the requests alone: device and service are usually swept, and the file names them."""
+        """Return a text about the requests only, because device and service are usually varied, and the file names them."""
         workload = options.workload
         lengths = "Alpaca prompts" if workload.lengths == "alpaca" else f"prompts as long as those of {workload.lengths}"
         limit = "" if workload.max_tokens is None else f", answers of {workload.max_tokens} tokens at most"
@@ -80,7 +80,7 @@ class RaceKind:
         return f"a device and a service race for {workload.requests} {lengths}, {order}{limit}"
 
     def names(self, options: RaceOptions, scenario: Scenario) -> Iterator[Named]:
-        """Yield services and recorded lengths; devices and prices were checked with the options."""
+        """Yield services and recorded lengths. Devices and prices were checked with the options."""
         service, lengths = options.world.service, options.workload.lengths
         yield Named(("world", "service"), repr(service), partial(find_service, service, scenario))
         yield Named(("workload", "lengths"), lengths, partial(find_lengths, lengths, scenario))
@@ -88,7 +88,7 @@ class RaceKind:
             yield Named(("workload", "arrivals", "azure"), recorded, lambda: read_gaps(_locate_arrivals(recorded, scenario)))
 
     def run(self, options: RaceOptions, scenario: Scenario, sink: Sink) -> Mapping[str, float]:
-        """Run the client's requests, one after the other or as they arrive."""
+        """Run the client's requests, one after another or as they arrive."""
         race, tally = RaceRun(options, scenario), RaceTotals()
         for outcome, number in race.run():
             if number is not None:
@@ -104,10 +104,10 @@ class RaceRun:
 
     Args:
         options: options of the experiment.
-        scenario: gives the seed and locates files.
+        scenario: provides the seed and locates files.
 
     Raises:
-        ConfigError: a name is not known, or a file is missing.
+        ConfigError: a name isn't known, or a file is missing.
     """
 
     def __init__(self, options: RaceOptions, scenario: Scenario) -> None:
@@ -126,11 +126,11 @@ class RaceRun:
         self.client = self._client(policy)
 
     def draw(self, name: str) -> RequestDraw:
-        """Return the request of this name, which does not depend on the policy."""
+        """Return the request with this name, which doesn't depend on the policy."""
         return draw_request(f"{self._seed} {name}", self.lengths, self.service, self._workload.max_tokens)
 
     def run(self) -> Iterator[tuple[RaceOutcome, int | None]]:
-        """Yield each answer and its number, in the order in which they end. None: the client only learns from it."""
+        """Yield each answer and its number, in the order in which they end, or None for answers from which the client only learns."""
         numbers: dict[str, int | None] = {f"warm-up {index}": None for index in range(self._workload.warm_up)}
         numbers |= {f"request {index}": index for index in range(self._workload.requests)}
         if self.arrivals is None:
@@ -190,7 +190,7 @@ class RaceRun:
         )
 
     def times(self, outcome: RaceOutcome) -> list[float] | None:
-        """Return the seconds at which each token was delivered. None: no token came after the virtual reader wanted it."""
+        """Return the seconds at which each token was delivered, or None if no token came after the virtual reader wanted it."""
         if not self.is_coarse:
             return [time for time, delivery in outcome.session.deliveries for _ in delivery.chunks]
         gap, burst = (
@@ -202,7 +202,7 @@ class RaceRun:
         return [first + gap * min(last, -(-index // burst) * burst) for index in range(last + 1)]
 
     def _device_gap(self, outcome: RaceOutcome) -> float:
-        """Return the seconds a token of an answer that the device alone has written; beside others it is slower."""
+        """Return the seconds per token of an answer that the device wrote alone. It is slower while there are other answers."""
         decode, meter = self.phone.speed.decode_tokens_per_s, outcome.machine.meter
         assert decode is not None, "every simulated device has a decode rate"
         return 1.0 / decode if self.arrivals is None else (outcome.seconds - outcome.ttft) / max(1, meter.tokens - 1)
@@ -215,7 +215,7 @@ class RaceTotals:
         self._answers = self._tokens = self._spent = self._delayed = self._device_wins = 0
         self._cost: float | None = 0.0
         self._now = 0.0
-        self._gaps: dict[int, int] = {}  # steps, how often
+        self._gaps: dict[int, int] = {}  # number of gaps by their length in steps
         self._delayed_by_move: list[int] = []
 
     def add(self, race: RaceRun, outcome: RaceOutcome, number: int) -> RaceRow:
@@ -223,7 +223,7 @@ class RaceTotals:
         machine, dispatched = outcome.machine, outcome.dispatched
         constrained = dispatched.plan.constrained
         attempts = (*machine.past_attempts, *machine.attempts.values())
-        # counted as the client's budget accounts it
+        # counted as in the client's budget
         is_spent = any(attempt.source == constrained and attempt.opened is not None for attempt in attempts)
         delayed = self._count_gaps(race.times(outcome), machine.meter.tokens, 1.0 / race.rate)
         moves = [move.delayed_tokens for move in describe_hand_overs(machine, dispatched, race.client.endpoints) if move.is_planned]
@@ -288,13 +288,13 @@ class RaceTotals:
 
 
 def _locate_arrivals(path: str, scenario: Scenario) -> str:
-    """Return the path of a file beside the experiment's; a missing one may be in ``$STREAMCO_DATA``, where it is looked for later."""
+    """Return the path of a file next to the experiment's. A missing file may be in ``$STREAMCO_DATA``, where it is looked for later."""
     beside = scenario.locate(path)
     return str(beside) if beside.exists() else path
 
 
 def _quantile(counts: Mapping[int, int], share: float) -> int:
-    """Return the smallest value that at least this share of all do not exceed."""
+    """Return the smallest value that at least this share of all values don't exceed."""
     left = math.ceil(share * sum(counts.values()))
     for value in sorted(counts):
         left -= counts[value]

@@ -1,9 +1,9 @@
 """Length distributions of prompts and answers: Alpaca's, or recorded ones.
 
 The Stanford Alpaca records are the paper's prompts (DiSCo section 5.1; Taori et al. 2023). This module has quantiles of their lengths. A
-log-normal distribution with their means and deviations would make one answer in a hundred twice as long as it is. Prompt and answer are
-drawn independently, because in the records their logarithms correlate by -0.22. The first half of recorded lengths is what a client may
-know beforehand.
+log-normal distribution with the same means and deviations would make one answer in a hundred twice as long as it is. Prompt and answer are
+drawn independently, because their logarithms correlate only by -0.22 in the records. A client may know the first half of recorded lengths
+beforehand.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALPACA = (
     (4, 7, 8, 9, 10, 11, 11, 12, 12, 13, 14, 15, 16, 17, 18, 20, 22, 25, 28, 37, 52, 71, 118, 157),
     (1, 3, 7, 9, 11, 13, 16, 20, 25, 32, 40, 49, 57, 66, 74, 83, 92, 104, 120, 149, 203, 250, 469, 647),
 )
-"""Tokens (cl100k) of prompts and of answers at the shares 0, 0.05 ... 0.95, 0.98, 0.99, 0.999 and 1 of 5,000 Alpaca records.
+"""Tokens (cl100k) of prompts and answers at the quantiles 0, 0.05 ... 0.95, 0.98, 0.99, 0.999 and 1 of 5,000 Alpaca records.
 
 Source: github.com/gpt4life/alpagasus, data/random/random_9k.json, commit 95ad3e52: records of tatsu-lab/stanford_alpaca drawn at random.
 ``python -m bench.papers.disco lengths`` makes them.
@@ -39,16 +39,16 @@ Source: github.com/gpt4life/alpagasus, data/random/random_9k.json, commit 95ad3e
 
 
 class RequestLengths(Protocol):
-    """Lengths of prompts and answers that can be drawn from."""
+    """Distributions of prompt and answer lengths that can be drawn from."""
 
     @property
     def prompts(self) -> LengthDistribution:
-        """Lengths of prompts that a client may know beforehand."""
+        """Prompt lengths that a client may know beforehand."""
         ...
 
     @property
     def answers(self) -> RemainingLength:
-        """Lengths of answers that a client may know beforehand."""
+        """Answer lengths that a client may know beforehand."""
         ...
 
     def draw(self, rng: Random) -> tuple[int, int]:
@@ -57,7 +57,7 @@ class RequestLengths(Protocol):
 
 
 class QuantileLengths:
-    """Lengths given by quantiles, linear between them.
+    """Lengths given by quantiles, with linear interpolation.
 
     Args:
         prompts, answers: tokens at the quantiles ``SHARES``.
@@ -68,12 +68,12 @@ class QuantileLengths:
 
     @cached_property
     def prompts(self) -> LengthDistribution:
-        """Lengths of prompts from the table."""
+        """Prompt lengths from the table."""
         return LengthDistribution.from_samples(_samples(self._tables[0]))
 
     @cached_property
     def answers(self) -> RemainingLength:
-        """Lengths of answers from the table."""
+        """Answer lengths from the table."""
         return _remaining(_samples(self._tables[1]))
 
     def draw(self, rng: Random) -> tuple[int, int]:
@@ -83,11 +83,11 @@ class QuantileLengths:
 
 
 class RecordedLengths:
-    """Recorded lengths, in their order.
+    """Recorded lengths of prompts and answers.
 
     Args:
-        known: (prompt, answer) in tokens, which a client may know beforehand.
-        rows: (prompt, answer) in tokens, from which requests are drawn.
+        known: (prompt, answer) pairs in tokens that a client may know beforehand.
+        rows: (prompt, answer) pairs in tokens from which requests are drawn.
 
     Raises:
         ConfigError: either is empty, or a length is below 1.
@@ -102,17 +102,17 @@ class RecordedLengths:
 
     @classmethod
     def halves(cls, rows: Sequence[tuple[int, int]]) -> RecordedLengths:
-        """Return lengths of which the first half is known beforehand."""
+        """Split the rows: a client may know the first half beforehand, and requests are drawn from the second half."""
         return cls(rows[: len(rows) // 2], rows[len(rows) // 2 :])
 
     @property
     def prompts(self) -> LengthDistribution:
-        """Lengths of prompts in the first half."""
+        """Prompt lengths in the known rows."""
         return LengthDistribution.from_samples([prompt for prompt, _ in self.known])
 
     @property
     def answers(self) -> RemainingLength:
-        """Lengths of answers in the first half."""
+        """Answer lengths in the known rows."""
         return _remaining([answer for _, answer in self.known])
 
     def draw(self, rng: Random) -> tuple[int, int]:
@@ -121,7 +121,7 @@ class RecordedLengths:
 
 
 def read_request_lengths(path: Path) -> list[tuple[int, int]]:
-    """Read recorded (prompt, answer) lengths in tokens from CSV or JSON lines; rows in which either is 0 are left out.
+    """Read recorded (prompt, answer) lengths in tokens from CSV or JSON lines. Rows in which either is 0 are left out.
 
     The prompt is in ``prompt_tokens``, ``context_tokens`` or ``input_tokens``. The answer is in ``answer_tokens``, ``output_tokens``,
     ``generated_tokens`` or ``target_tokens``.

@@ -1,4 +1,4 @@
-"""Options of an experiment of ``kind: race``, and the devices, services, lengths and prices that its names mean."""
+"""The options of an experiment of ``kind: race``, and the devices, services, lengths and prices that they name."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ Dispatch = Literal[
 ]
 
 
-_ALPACA = QuantileLengths(*ALPACA)  # one object, because it computes what a client knows once
+_ALPACA = QuantileLengths(*ALPACA)  # one shared object, so that the known distributions are computed only once
 
 
 class DeviceOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,9 +64,9 @@ class DeviceOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     Args:
         prefill_tokens_per_s, decode_tokens_per_s: how fast it reads and writes.
-        overhead_ms: milliseconds that a prefill takes besides its tokens.
-        jitter: measured / expected time of a prefill, as equally likely values.
-        model: shape of its model, which gives the energy; None: costs are not computed.
+        overhead_ms: milliseconds that a prefill takes in addition to its tokens.
+        jitter: equally likely ratios of measured to expected prefill time.
+        model: shape of its model, from which the energy follows, or None to not compute costs.
     """
 
     prefill_tokens_per_s: Positive
@@ -80,8 +80,8 @@ class TraceOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A recorded service.
 
     Args:
-        file: CSV or JSON lines, as ``services.read_services`` reads them.
-        where: fields and the values that pick the service's rows.
+        file: CSV or JSON lines; see ``services.read_services``.
+        where: fields and the values that select the service's rows.
     """
 
     file: str
@@ -102,11 +102,11 @@ class RaceWorld(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Args:
         device: a packaged phone's name, or rates.
         service: a packaged latency profile's name (or file), or a recorded trace.
-        provider: whose server it is (docs/endpoints.md), which says whether it can go on with an answer; "vllm" can. None: the one with
-            whose name a packaged profile's name begins; of other services nothing is known, and they can't.
-        requests_per_min: requests that the service takes in each minute; it refuses the others by 429 and says when to ask again. None: any
-            number.
-        prices: a name on the list, or prices; None: those of a packaged service.
+        provider: the service's provider (docs/endpoints.md), which determines whether it can continue an answer; "vllm" can. None for the
+            provider whose name a packaged profile's name begins with. Nothing is known about other services, and they can't.
+        requests_per_min: requests that the service accepts per minute, or None for no limit. It refuses the others with 429, and says when
+            to retry.
+        prices: a name on the list, or prices, or None for a packaged service's prices.
         places: answers that the device makes at a time.
         reader_tokens_per_s: consumption rate of the virtual reader.
     """
@@ -131,11 +131,11 @@ class RaceWorkload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The requests of a race.
 
     Args:
-        requests: number of requests that count.
-        warm_up: answers before them, which the client learns from.
-        arrivals: when requests come (docs/workloads.md), "closed" excepted. None: each when the one before it has ended.
+        requests: number of requests that are measured.
+        warm_up: number of answers before them, from which the client only learns.
+        arrivals: when requests come (docs/workloads.md), except "closed". With None, each comes when the one before it has ended.
         lengths: "alpaca", or a file of recorded lengths (``lengths.read_request_lengths``).
-        max_tokens: maximum length of an answer; None: no limit (DiSCo Appendix E: 128).
+        max_tokens: maximum length of an answer, or None for no limit (128 in DiSCo Appendix E).
     """
 
     requests: Count = 1000
@@ -154,15 +154,15 @@ class RacePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Args:
         dispatch: a dispatch policy's name (docs/dispatch.md); "auto" is the client's default, "disco" the paper's Algorithm 2 or 3.
-        constrained: the constrained side; None: the costs decide (Algorithm 1).
+        constrained: the constrained side, or None to let the costs decide (Algorithm 1).
         budget: share of prompt tokens that this side may process.
-        burst: prompt tokens that may be borrowed from it for answers that would wait at the device; 0: none.
+        burst: prompt tokens that may be borrowed from it for answers that would wait at the device; 0 for none.
         migration: how answers migrate to the cheaper side.
-        min_quality: see ``streamco.MigrationOptions``. None: to the server alone, because it isn't known how good the device is.
-        pace: tokens a second at the reader, "reading", "listening" or "smooth" (as they come, but evenly); None: at once.
-        exchange_rate: US dollars per million GFLOPs; None: Appendix E's for the constrained side.
+        min_quality: see ``streamco.MigrationOptions``. With None, answers migrate only to the server, as the device's quality isn't known.
+        pace: tokens per second at the reader, "reading", "listening" or "smooth" (as they come, but evenly), or None for at once.
+        exchange_rate: US dollars per million GFLOPs, or None for Appendix E's value for the constrained side.
         tail, tail_weight, explore: see ``streamco.Race``.
-        prior: True if the client knows service, device and lengths beforehand; a recorded service's first half has no other use.
+        prior: True if the client knows service, device and lengths beforehand. This is the only use of a recorded service's first half.
     """
 
     dispatch: Dispatch = "auto"
@@ -194,7 +194,7 @@ def find_phone(device: str | DeviceOptions) -> Phone:
     """Return the device that an experiment names or describes.
 
     Raises:
-        ConfigError: the name is not known.
+        ConfigError: the name isn't known.
     """
     if isinstance(device, str):
         if device not in PHONES:
@@ -208,7 +208,7 @@ def find_service(service: str | TraceOptions, scenario: Scenario) -> ServiceMode
     """Return the service that an experiment names.
 
     Raises:
-        ConfigError: the name is not known, or the file is missing or has no such rows.
+        ConfigError: the name isn't known, or the file is missing or has no such rows.
     """
     if isinstance(service, str):
         return PackagedService.load(str(scenario.locate(service)) if _is_file(service) else service)
@@ -221,10 +221,10 @@ def find_service(service: str | TraceOptions, scenario: Scenario) -> ServiceMode
 
 
 def find_server(world: RaceWorld) -> Provider:
-    """Return the provider whose server the service is.
+    """Return the service's provider.
 
     Raises:
-        ConfigError: there is no provider of that name.
+        ConfigError: there is no provider with this name.
     """
     if world.provider is not None:
         return find_provider(world.provider)
@@ -241,10 +241,10 @@ def find_lengths(lengths: str, scenario: Scenario) -> RequestLengths:
 
 
 def find_prices(world: RaceWorld) -> Prices | None:
-    """Return the prices of the service; None: not known.
+    """Return the prices of the service, or None if they aren't known.
 
     Raises:
-        ConfigError: the name is not on the list.
+        ConfigError: the name isn't on the list.
     """
     match world.prices:
         case PriceOptions(prompt=prompt, completion=completion, cached_prompt=cached):

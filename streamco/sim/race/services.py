@@ -1,8 +1,8 @@
-"""Services and devices of a race, packaged or recorded, and prices.
+"""The services and devices of a race, packaged or recorded, and prices.
 
-A service is described by its time to first token and its rate, request by request (DiSCo section 5.1 replays traces in the same way). A
-packaged service has only the quantiles of both, and each request draws them independently. The first half of a recorded service's rows is
-what a client may know beforehand, and the second half is what happens.
+A service is described by the time to first token and the rate of each request (DiSCo section 5.1 replays traces in the same way). A
+packaged service has only the quantiles of both, and each request draws them independently. A client may know the first half of a recorded
+service's rows beforehand, and the second half is replayed.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from streamco.profiles import DeviceSpeed, ModelShape, Prices, TTFTDistribution
 __all__ = ["JITTER", "OVERHEAD", "PHONES", "PRICES", "Phone", "PackagedService", "RecordedService", "ServiceModel", "Reply", "read_rows"]
 __all__ += ["price_of", "provider_of", "read_services"]
 
-JITTER = (0.85, 0.9, 0.95, 0.97, 1.0, 1.03, 1.06, 1.12, 1.3)  # assumed: phones throttle and share their processor
-OVERHEAD = 0.02  # seconds that a prefill takes besides its tokens; assumed
+JITTER = (0.85, 0.9, 0.95, 0.97, 1.0, 1.03, 1.06, 1.12, 1.3)  # assumed, because phones throttle and share their processor
+OVERHEAD = 0.02  # seconds that a prefill takes in addition to its tokens; assumed
 _POINTS = 500  # samples of a packaged service's distribution that a client knows
 _CHARACTERS_A_TOKEN = 4  # OpenAI's rule of thumb, for traces that count characters
 _FALSE = {"false", "0", "none", ""}
 _WORD = re.compile(r"[ -]")
-_MIN_GAP = 1e-3  # seconds a token; an answer that came in one piece counts as written so fast
+_MIN_GAP = 1e-3  # seconds per token; an answer that came in one piece counts as written at this rate
 
 
 class Phone(Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class Phone(Struct, frozen=True, kw_only=True):
 
     Args:
         speed: how fast it reads and writes.
-        shape: shape of the model, which gives the energy of a token; None: not known.
+        shape: shape of the model, from which the energy of a token follows, or None if not known.
     """
 
     speed: DeviceSpeed
@@ -60,7 +60,7 @@ PHONES: Mapping[str, Phone] = {
     "pixel7-bloom-560m": _phone(51.80, 20.14, ModelShape(layers=24, width=512, heads=8, ffn_width=2048, vocabulary=250_880)),
     "xiaomi14-qwen-0.5b": _phone(79.90, 21.47, ModelShape(layers=24, width=768, heads=12, ffn_width=2048, vocabulary=151_936)),
 }
-"""The paper's devices: rates from DiSCo section 5.1, shapes from its Appendix E.2; overhead and jitter are assumed."""
+"""The paper's devices. Rates are from DiSCo section 5.1, and shapes from its Appendix E.2; overhead and jitter are assumed."""
 
 
 def _price(prompt: float, completion: float) -> Prices:
@@ -81,7 +81,7 @@ PRICES: Mapping[str, Prices] = {
     "azure-gpt-4-1106-preview": _price(10.0, 30.0),
     "bedrock-llama-2-70b-chat": _price(1.95, 2.56),
     "fireworks-llama-2-70b-chat": _price(0.90, 0.90),
-    "groq-llama-2-70b-chat": _price(0.90, 0.90),  # no longer on the list: the price of Together's 41B to 80B
+    "groq-llama-2-70b-chat": _price(0.90, 0.90),  # no longer on the list, so the price of Together's 41B to 80B models
     "openai-gpt-3.5-turbo-0125": _price(0.50, 1.50),
     "openai-gpt-3.5-turbo-0613": _price(0.50, 1.50),
     "openai-gpt-4-0125-preview": _price(10.0, 30.0),
@@ -94,10 +94,10 @@ PRICES: Mapping[str, Prices] = {
 
 
 def price_of(name: str) -> Prices:
-    """Return the prices that are listed in ``PRICES`` under a name.
+    """Return the prices that ``PRICES`` lists under this name.
 
     Raises:
-        ConfigError: the name is not on the list.
+        ConfigError: the name isn't on the list.
     """
     if name not in PRICES:
         raise ConfigError(f"prices: expected one of {', '.join(sorted(PRICES))}, got {name!r}")
@@ -105,17 +105,17 @@ def price_of(name: str) -> Prices:
 
 
 def provider_of(service: str) -> Provider:
-    """Return the provider with whose name a service's name begins; ``GENERIC``: that is none, and nothing is known of what it can do."""
+    """Return the provider whose name a service's name begins with, or ``GENERIC`` if there is none, so its capabilities aren't known."""
     host = _WORD.split(service, maxsplit=1)[0].lower()
     return next((provider for provider in PROVIDERS if provider.name == host), GENERIC)
 
 
 class Reply(NamedTuple):
-    """Behaviour of a service for one request.
+    """The behaviour of a service for one request.
 
     Args:
         first: seconds to its first token.
-        later: seconds to its first token if it is asked again, to continue the answer.
+        later: seconds to its first token when it is asked to continue the answer.
         rate: tokens per second after the first.
     """
 
@@ -129,7 +129,7 @@ class ServiceModel(Protocol):
 
     @property
     def ttft(self) -> TTFTDistribution:
-        """Time to first token that a client may know beforehand."""
+        """The distribution of time to first token that a client may know beforehand."""
         ...
 
     @property
@@ -143,7 +143,7 @@ class ServiceModel(Protocol):
 
 
 class PackagedService:
-    """A service given by quantiles. All its bursts have the mean size, and come at the mean rate."""
+    """A service given by quantiles. All its bursts have the mean size."""
 
     def __init__(self, profile: LatencyProfile) -> None:
         self.profile = profile
@@ -152,7 +152,7 @@ class PackagedService:
 
     @classmethod
     def load(cls, name: str) -> PackagedService:
-        """Return the service of a packaged profile, by its name, or of a profile file.
+        """Return the service described by a packaged profile with this name, or by this profile file.
 
         Raises:
             ConfigError: there is no such profile.
@@ -161,11 +161,11 @@ class PackagedService:
 
     @property
     def ttft(self) -> TTFTDistribution:
-        """Time to first token, from the quantiles."""
+        """The distribution of time to first token, from the quantiles."""
         return TTFTDistribution.from_samples([quantile(self.profile.ttft_s, (index + 0.5) / _POINTS) for index in range(_POINTS)])
 
     def draw(self, rng: Random) -> Reply:
-        """Return a drawn reply. Its rate is drawn if the profile has a gap for each request, and is else the mean."""
+        """Draw a reply. Its rate is drawn if the profile has a gap for each request, and is the mean otherwise."""
         profile = self.profile
         first, later = quantile(profile.ttft_s, rng.random()), quantile(profile.ttft_s, rng.random())
         if profile.gap_of == "request":
@@ -174,10 +174,10 @@ class PackagedService:
 
 
 class RecordedService:
-    """A service given by recorded requests, in their order.
+    """A service given by recorded requests.
 
     Args:
-        known: (seconds to the first token, tokens per second after it), which a client may know beforehand.
+        known: (seconds to the first token, tokens per second after it) pairs that a client may know beforehand.
         rows: the same, from which replies are drawn.
 
     Raises:
@@ -193,12 +193,12 @@ class RecordedService:
 
     @classmethod
     def halves(cls, rows: Sequence[tuple[float, float]]) -> RecordedService:
-        """Return a service of which the first half of the rows is known beforehand."""
+        """Split the rows: a client may know the first half beforehand, and replies are drawn from the second half."""
         return cls(rows[: len(rows) // 2], rows[len(rows) // 2 :])
 
     @property
     def ttft(self) -> TTFTDistribution:
-        """Time to first token in the first half."""
+        """The distribution of time to first token in the known rows."""
         return TTFTDistribution.from_samples([ttft for ttft, _ in self.known])
 
     def draw(self, rng: Random) -> Reply:
@@ -208,7 +208,7 @@ class RecordedService:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a CSV file with a header or of JSON lines (``.jsonl``), either also as ``.gz``.
+    """Yield the rows of a CSV file with a header or of JSON lines (``.jsonl``), plain or gzipped (``.gz``).
 
     Raises:
         ConfigError: the file can't be read.
@@ -222,11 +222,12 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_services(path: Path, by: Sequence[str] = ()) -> dict[str, list[tuple[float, float]]]:
-    """Read recorded (seconds to the first token, tokens per second after it), by the values of the fields ``by``, joined by a space.
+    """Read recorded (seconds to the first token, tokens per second after it) pairs, keyed by the values of the fields ``by``, joined by
+    spaces.
 
-    A row needs ``ttft_s``. It also needs ``tokens_per_s`` (or ``tps``), or the seconds of the whole answer (``e2e_s`` or ``total_s``) with
-    its tokens (``output_tokens``, else a fourth of ``output_chars``). Rows that failed (``success`` is false, or the time is 0) are left
-    out.
+    A row needs ``ttft_s``. It also needs ``tokens_per_s`` (or ``tps``), or the seconds of the whole answer (``e2e_s`` or ``total_s``) and
+    its tokens (``output_tokens``, or else a fourth of ``output_chars``). Rows of failed requests (``success`` is false, or the time is 0)
+    are left out.
 
     Raises:
         ConfigError: the file can't be read, or a row lacks a field.
@@ -253,10 +254,10 @@ def _rate(row: Mapping[str, Any], ttft: float) -> float:
 
 @cache
 def _packaged(name: str) -> LatencyProfile:
-    """Return a packaged profile, read once: a sweep asks for the same few profiles thousands of times."""
+    """Return a packaged profile, read only once, because a sweep needs the same few profiles thousands of times."""
     return load_latency(name)
 
 
 def _mean(table: Sequence[float]) -> float:
-    """Return the mean of a distribution given by evenly spaced quantiles, linear between them."""
+    """Return the mean of a distribution given by evenly spaced quantiles, with linear interpolation."""
     return table[0] if len(table) == 1 else (sum(table) - (table[0] + table[-1]) / 2) / (len(table) - 1)

@@ -1,4 +1,4 @@
-"""Driver of the race machine in SimPy: the same machine as on asyncio, in virtual time."""
+"""The driver of the race machine in SimPy, which runs the same machine as on asyncio in virtual time."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class SimulatedStream(Protocol):
         ...
 
     def pause(self) -> None:
-        """Stop where it is."""
+        """Pause the stream."""
         ...
 
     def resume(self) -> None:
-        """Go on after ``pause``."""
+        """Continue after ``pause``."""
         ...
 
 
@@ -50,7 +50,7 @@ class SimulatedSource(Protocol):
     """An endpoint in virtual time."""
 
     def open(self, env: simpy.Environment, emit: Callable[[Event], None], command: Opening) -> SimulatedStream:
-        """Start an answer, continue one, or pre-copy one, as the command says; ``emit`` is called at the time of each event."""
+        """Start, continue or pre-copy an answer, as the command says. ``emit`` is called at the time of each event."""
         ...
 
 
@@ -60,7 +60,7 @@ class _ScriptedStream:
         self._source = source
         self._emit = emit
         self._is_cancelled = False
-        self._kept: list[Event] | None = None  # events during a pause; None: there is none
+        self._kept: list[Event] | None = None  # events during a pause, or None if there is no pause
         for at, event in source.script:
             call_at(env, at, lambda event=event: self._fire(event))  # type: ignore[misc]
 
@@ -88,7 +88,7 @@ class ScriptedSource:
 
     Args:
         script: (seconds after opening, event), in order.
-        cancel_takes: seconds a cancel needs.
+        cancel_takes: seconds that a cancel takes.
     """
 
     def __init__(self, script: Sequence[tuple[float, Event]], *, cancel_takes: float = 0.0) -> None:
@@ -105,12 +105,12 @@ class SimulatedRace(SimulatedMachine[Event, Command]):
 
     Args:
         log: collects (now, event or None, commands) of every step.
-        watch: is told which endpoints fail and answer, as by the live driver; None: nobody wants to know.
-        on_over: called once when the answer and all its work have ended.
+        watch: if given, is told which endpoints fail and answer, as by the live driver.
+        on_over: called once when the answer and all work for it have ended.
 
     Attributes:
         deliveries: (time, command) of each delivery to the reader.
-        done: succeeds when the reader has the whole answer, with None, or when it has failed, with the error.
+        done: an event that succeeds with None when the reader has the whole answer, or with the error when the answer has failed.
     """
 
     def __init__(

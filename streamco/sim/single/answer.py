@@ -1,4 +1,4 @@
-"""Simulation of one speculated answer: the same machine as on asyncio, with a simulated device, verifier and remote stream."""
+"""Simulates one speculated answer: the same machine as on asyncio, with a simulated device, verifier and remote stream."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ Log = list[tuple[float, SpeculationEvent | None, list[SpeculationCommand]]]
 
 
 class SimulatedReader:
-    """Reader that checks what is delivered to it.
+    """A reader that checks everything that is delivered to it.
 
     Attributes:
         final: committed tokens, with their origins.
-        provisional: shown draft tokens after them.
-        times: time at which each token that stayed was first shown.
+        provisional: the draft tokens shown after them.
+        times: time at which each token that wasn't retracted was first shown.
         shown, retracted: number of tokens delivered, and of tokens retracted.
     """
 
@@ -62,7 +62,7 @@ class SimulatedReader:
         """Receive a command.
 
         Raises:
-            AssertionError: the command doesn't fit those before it.
+            AssertionError: the command doesn't fit the ones before it.
         """
         match command:
             case DeliverIds(ids, "draft"):
@@ -88,12 +88,12 @@ class SimulatedReader:
 
 
 class SpeculationOutcome(Struct, frozen=True, kw_only=True):
-    """Outcome of an answer.
+    """The outcome of an answer.
 
     Args:
-        ids: committed tokens, with the end token if it was committed.
-        reason: stop or length; None: the answer failed.
-        error: why it failed; None: it didn't.
+        ids: committed tokens, including the end token if it was committed.
+        reason: "stop" or "length", or None if the answer failed.
+        error: why it failed, or None if it didn't.
         seconds: time until its end.
         reader: the reader, with what was delivered.
         report: the speculation machine's report.
@@ -124,7 +124,7 @@ class SimulatedSpeculation(SimulatedMachine[SpeculationEvent, SpeculationCommand
         log: collects (now, event or None, commands) of every step.
 
     Attributes:
-        outcome: outcome of the answer; None until its end.
+        outcome: outcome of the answer, or None until its end.
         session: the verifier's session.
     """
 
@@ -161,7 +161,7 @@ class SimulatedSpeculation(SimulatedMachine[SpeculationEvent, SpeculationCommand
                 self.session.run(command)
                 if command.if_verdict is None:
                     self._check("the verifier's context", [*self.session.ids[: command.base], *command.given, *command.ids])
-                    if not self._drafts.has_failed:  # what was sent ahead may be sent again without the device
+                    if not self._drafts.has_failed:  # drafts that were sent in advance may be sent again without the device
                         self._check_draft(command.ids)
             case OpenRemote() | CloseRemote():
                 self._remote.run(command)
@@ -175,13 +175,13 @@ class SimulatedSpeculation(SimulatedMachine[SpeculationEvent, SpeculationCommand
                 assert_never(command)
 
     def _check(self, name: str, ids: list[int]) -> None:
-        """Check that a sequence which continues the answer has all committed tokens, and nothing else before its own."""
+        """Check that a sequence that continues the answer has all committed tokens, and nothing else before its own."""
         settled = self._speculation.answer.ids
         if ids[: len(settled)] != settled[: len(ids)]:
             raise AssertionError(f"{name}: expected to begin with {settled}, got {ids}")
 
     def _check_draft(self, ids: tuple[int, ...]) -> None:
-        """Check that a draft is what the device's own sequence has after the committed tokens."""
+        """Check that a draft matches the tokens after the committed ones in the device's own sequence."""
         length = len(self._speculation.answer.ids)
         if self._drafts.ids[length : length + len(ids)] != list(ids):
             raise AssertionError(f"expected a draft of {self._drafts.ids[length:]}, got {ids}")
@@ -212,7 +212,7 @@ def simulate_answer(
     log: Log | None = None,
     before: Callable[[simpy.Environment, SimulatedSpeculation], None] | None = None,
 ) -> SpeculationOutcome | None:
-    """Simulate one answer, and return its outcome; None: nothing more happens, and it hasn't ended.
+    """Simulate one answer, and return its outcome, or None if nothing more happens but it hasn't ended.
 
     Args:
         pair: estimates that the answer updates.
@@ -220,7 +220,7 @@ def simulate_answer(
         device, server, link: the simulated parts.
         seed: seed of all random draws.
         log: see ``SimulatedSpeculation``.
-        before: called before the answer begins, to schedule events in its time.
+        before: called before the answer begins, to schedule events during the answer.
     """
     env, rng = simpy.Environment(), Random(seed)
     run = SimulatedSpeculation(env, SpeculationMachine(pair, options, Random(seed)), device, server, link, rng=rng, log=log)

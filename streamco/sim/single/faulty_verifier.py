@@ -1,4 +1,4 @@
-"""Remote side of one answer in virtual time: a verifier over a link, with faults, and a remote stream of the same model."""
+"""The remote side of one answer in virtual time: a verifier behind a link, with faults, and a remote stream from the same model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RemoteEvent = RemoteTokensReceived | RemoteEnded | RemoteFailed
 
 
 class FaultyLink(Struct, frozen=True, kw_only=True):
-    """Link between device and server.
+    """A link between device and server.
 
     Args:
         rtt: seconds of a round trip without payload.
@@ -51,7 +51,7 @@ class FaultyLink(Struct, frozen=True, kw_only=True):
     bits_per_s: float = math.inf
 
     def seconds(self, payload: int) -> float:
-        """Return the seconds of one direction for a payload in bytes."""
+        """Return the seconds that a payload (in bytes) takes in one direction."""
         return self.rtt / 2.0 + 8.0 * payload / self.bits_per_s
 
 
@@ -59,11 +59,13 @@ FaultKind = Literal["draft lost", "verdict lost", "refused", "slow", "mute"]
 
 
 class Fault(Struct, frozen=True):
-    """Fault of one round.
+    """The fault of one round.
 
     Args:
-        kind: the draft is lost with the connection; the verdict is lost with it; the draft is refused; the verdict is late; it never comes.
-        seconds: time until the loss is noticed; time until the draft may be sent again, below 0: not given; lateness of the verdict.
+        kind: ``draft lost`` or ``verdict lost``, along with the connection; ``refused``, for the draft; ``slow``, for a late verdict;
+            ``mute``, if the verdict never comes.
+        seconds: for a loss, the time until it is noticed; for a refusal, the time until the draft may be sent again (below 0 if not given);
+            for a slow verdict, its delay.
     """
 
     kind: FaultKind
@@ -71,24 +73,24 @@ class Fault(Struct, frozen=True):
 
 
 Faults = Callable[[int], Fault | None]
-"""Function from a draft's number, counted from 0, to its fault; None: it has none."""
+"""Function from a draft's number, counted from 0, to its fault, or None if it has none."""
 
 
 class VerifyingServer(Struct, frozen=True, kw_only=True):
-    """Properties of a server that verifies drafts, and also writes remote streams.
+    """The properties of a server that verifies drafts, and also writes remote streams.
 
     Args:
         model: the target model, which gets the answer's ids.
-        step: seconds of a forward pass, over one token or a round.
-        read_time: seconds more for each token that it reads or verifies.
+        step: seconds of a forward pass over one token or a round.
+        read_time: additional seconds for each token that it reads or verifies.
         prompt_time: seconds to read the prompt.
-        is_sampled: True: the answer is drawn; False: the likeliest tokens are taken.
+        is_sampled: True if the answer is drawn, False if the likeliest tokens are taken.
         end_ids: tokens that end the text.
-        context: maximum tokens of the answer; None: any number.
-        connect_trips: round trips that a connection takes.
+        context: maximum tokens of the answer, or None for no limit.
+        connect_trips: round trips to connect.
         faults: faults of the rounds.
-        remembers: True: a resumed session still has its context; False: the context is sent again from a random position.
-        verifier_fails_at, remote_fails_at: seconds at which either fails; None: never.
+        remembers: True if a resumed session still has its context, False if the context is sent again from a random position.
+        verifier_fails_at, remote_fails_at: seconds at which either fails, or None for never.
     """
 
     model: TokenModel
@@ -106,14 +108,14 @@ class VerifyingServer(Struct, frozen=True, kw_only=True):
 
 
 class FaultyVerifierSession:
-    """A verifier session that carries out the speculation machine's commands, and raises if a verifier could not understand one.
+    """A verifier session that carries out the speculation machine's commands, and raises if a verifier couldn't understand one.
 
     Args:
         emit: called with each event when it happens.
-        rng: random source for verdicts and for the context that is kept.
+        rng: random source for verdicts and for the part of the context that is kept.
 
     Attributes:
-        emit: see the argument; it may be replaced.
+        emit: see the argument; may be replaced.
         drafts: number of drafts sent so far.
         bytes_up: bytes of the drafts' frames.
         ids: tokens of the answer in its context.
@@ -134,14 +136,14 @@ class FaultyVerifierSession:
         self._is_open = self._is_out = self._is_closed = False
         self._last_round = 0
         self._waiting: int | None = None
-        self._ahead: list[tuple[SendDraft, float]] = []  # drafts after the round that is out, and when they arrive
+        self._ahead: list[tuple[SendDraft, float]] = []  # drafts after the pending round, and when they arrive
         self._read_at = 0.0  # time at which the prompt will have been read
         self._is_read = False
         if server.verifier_fails_at is not None:
             call_at(env, server.verifier_fails_at, self._fail)
 
     def run(self, command: ConnectVerifier | SendDraft | CloseVerifier) -> None:
-        """Start what the command asks for."""
+        """Start to carry out the command."""
         if self._is_closed:
             raise AssertionError(f"a session that was closed can't take {type(command).__name__}")
         match command:
@@ -196,7 +198,7 @@ class FaultyVerifierSession:
         self._begin(command, there)
 
     def _begin(self, command: SendDraft, there: float) -> None:
-        """Start a round; its draft arrives in ``there`` seconds."""
+        """Start a round whose draft arrives in ``there`` seconds."""
         self._waiting = command.round
         fault = self._server.faults(self.drafts)
         self.drafts += 1
@@ -290,7 +292,7 @@ class SimulatedRemote:
             call_at(env, server.remote_fails_at, self._fail)
 
     def run(self, command: OpenRemote | CloseRemote) -> None:
-        """Start what the command asks for."""
+        """Start to carry out the command."""
         match command:
             case OpenRemote(version, ids, max_tokens):
                 if self._version is not None:
@@ -326,7 +328,7 @@ class SimulatedRemote:
             self._later(server.step, version, lambda: self._write(version, ids, left))
 
     def _send(self, event: RemoteEvent) -> None:
-        """Emit an event after the link's delay, even if the stream is closed meanwhile."""
+        """Emit an event after the link's delay, even if the stream has been closed by then."""
         call_at(self._env, self._link.rtt / 2.0, lambda: self._emit(event))
 
     def _fail(self) -> None:
@@ -337,7 +339,7 @@ class SimulatedRemote:
 
 
 class _ModelRow:
-    """A model's row at one position; rules have temperature 1 and no filters. Implements ``TargetRow``."""
+    """A model's row at one position, for rules with temperature 1 and no filters. Implements ``TargetRow``."""
 
     def __init__(self, model: Mapping[int, float]) -> None:
         self._model = model

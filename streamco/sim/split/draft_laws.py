@@ -1,7 +1,8 @@
-"""Laws of acceptance: of drafts for a recorded or drawn answer, which end at a threshold, and of trees (HAT, sections 3.4, 3.5 and 4.1).
+"""How many tokens are drafted and accepted, for drafts that end at a threshold and for trees (HAT, sections 3.4, 3.5 and 4.1).
 
-An answer says for each position whether the draft layer's token is the model's, how sure it is, and which of its choices is the model's
-(``sim.workload``). After a wrong token the record of the right text goes on, which changes nothing but the draft's length.
+A recorded or drawn answer says for each position whether the draft layer's token is the model's, how confident it is, and which of its
+choices is the model's (``sim.workload``). After a wrong token, the record continues with the right text, which affects only the draft's
+length.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ __all__ = ["DraftSpan", "draft_length", "predrafted", "tree_probability", "draw_
 
 
 class DraftSpan(NamedTuple):
-    """A draft: the answer's position of its first token, and the number of its tokens."""
+    """A draft: the position of its first token in the answer, and the number of its tokens."""
 
     start: int
     tokens: int
 
 
 def draft_length(request: SimulatedRequest, start: int, *, threshold: float, max_draft: int) -> int:
-    """Return the tokens of a draft that begins at a position of the answer (equation 5).
+    """Return the number of tokens in a draft that begins at a position of the answer (equation 5).
 
-    A draft ends with its first token of a probability below the threshold. The answer's last token is never drafted, because
-    the round gives it anyway.
+    The first token with a probability below the threshold is the draft's last. The answer's last token is never drafted, because the round
+    gives it anyway.
     """
     limit = min(max_draft, request.output_tokens - start - 1)
     for index in range(limit):
@@ -41,11 +42,11 @@ def verify_draft(request: SimulatedRequest, draft: DraftSpan) -> int:
 
 
 def predrafted(request: SimulatedRequest, draft: DraftSpan, accepted: int, *, steps: int, branches: int) -> int:
-    """Return how many tokens of the next draft were drafted while the verdict was out (section 3.5).
+    """Return how many tokens of the next draft were drafted while the verdict was pending (section 3.5).
 
     The branches begin with the likeliest candidates for the draft's last token. If that token is corrected to a candidate, its branch is
-    the next draft. If all tokens are accepted, the first candidate's branch has guessed the token after them, too.
-    It serves if that is right.
+    the next draft. If all tokens are accepted, the first candidate's branch has also guessed the token after them, and is used if the guess
+    is right.
     """
     last = draft.start + draft.tokens - 1
     if not draft.tokens or not branches:
@@ -58,7 +59,7 @@ def predrafted(request: SimulatedRequest, draft: DraftSpan, accepted: int, *, st
 
 
 def tree_probability(accept: float, heads: int) -> float:
-    """Return the probability q of each further token with which a round has ``accept`` tokens on average: 1 + q + q^2 + ... = accept."""
+    """Return the probability q of each further token such that a round has ``accept`` tokens on average: 1 + q + q^2 + ... = accept."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2

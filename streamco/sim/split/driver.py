@@ -1,4 +1,4 @@
-"""Driver of the split machine in SimPy: the same machine as on asyncio, in virtual time."""
+"""The driver of the split machine in SimPy, which runs the same machine as on asyncio in virtual time."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["DeviceSide", "ServerSide", "SimulatedSplit"]
 
 
 class DeviceSide(Protocol):
-    """The device's parts of a model in virtual time."""
+    """The device's parts of a split model in virtual time."""
 
     def compute(self, command: ComputeRows) -> None:
         """Compute shallow states; answered with ``RowsComputed``."""
         ...
 
     def read(self, event: StatesArrived) -> None:
-        """Take the deep states that were wanted; answered with ``RowsAdded`` or ``AnswerEnded``, later."""
+        """Read the deep states that were wanted; answered later with ``RowsAdded`` or ``AnswerEnded``."""
         ...
 
 
@@ -76,7 +76,7 @@ class SimulatedSplit(SimulatedMachine[SplitEvent, SplitCommand]):
         self._server = server
 
     def receive(self, event: SplitEvent) -> None:
-        """Give the machine an event that happens now; the device reads the states that are complete by it."""
+        """Give the machine an event that happens now. The device reads the states that it completes."""
         was_waiting = self.machine.is_waiting
         super().receive(event)
         if isinstance(event, StatesArrived) and was_waiting and not self.machine.is_waiting:

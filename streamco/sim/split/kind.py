@@ -1,7 +1,7 @@
 """``kind: split``: devices with the input layers and the head of a model, and a server with its middle layers (HAT).
 
-The sizes of chunks, the batches, the monitored load and the steps of parallel drafting come from the live policies. Devices and server take
-the times that the experiment sets, or that are predicted for the server's hardware.
+The live policies determine chunk sizes, batches, the monitored load and the steps of parallel drafting. The times of devices and server are
+set by the experiment, or predicted for the server's hardware.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from streamco.sim.workload.workload import SimulatedRequest, WorkloadOptions, re
 
 __all__ = ["KIND", "SplitKind", "batch_seconds", "row_costs"]
 
-_SIZES = tuple(1 << power for power in range(12))  # rows of batches that are measured before there is load
-_NO_LIMIT = 1 << 20  # rows of a batch without a room
+_SIZES = tuple(1 << power for power in range(12))  # rows of batches that are measured before there is any load
+_NO_LIMIT = 1 << 20  # rows of a batch if there is no ``room``
 
 
 def batch_seconds(options: MiddleServerOptions) -> BatchSeconds:
-    """Return the function to the seconds of a server's batch.
+    """Return the function that gives the seconds of a server's batch.
 
     Raises:
         ConfigError: there is no such hardware.
@@ -204,7 +204,7 @@ def _row(outcome: SplitAnswerOutcome) -> RequestRow:
 
 
 def _located(workload: WorkloadOptions, scenario: Scenario) -> WorkloadOptions:
-    """Return the workload with its files located beside the experiment's file; a missing one may be packaged, or in ``$STREAMCO_DATA``."""
+    """Return the workload with its files located next to the experiment's. A missing file may be packaged, or in ``$STREAMCO_DATA``."""
 
     def locate(path: str | None) -> str | None:
         return path if path is None or not (found := scenario.locate(path)).exists() else str(found)

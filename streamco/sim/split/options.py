@@ -1,4 +1,4 @@
-"""Options of an experiment with a split model, in the units that people write (HAT, section 4.1)."""
+"""The options of an experiment with a split model, in readable units (HAT, section 4.1)."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Count = Annotated[int, Meta(ge=1)]
 
 
 class SplitDevicePool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Devices of one kind. All times are those of the fastest mode, in milliseconds.
+    """Devices of one kind. All times are in milliseconds, in the fastest mode.
 
     Args:
         count: number of devices.
-        input_ms: a pass of one row through the input layers.
-        head_ms: a pass through the head.
-        draft_ms: a pass of one row through the draft layer.
-        heads_ms: a pass through all Medusa heads.
-        draft_head_ms: a pass through the draft layer's own, smaller head; None: it uses the model's.
-        row_ms: what each further row adds to a pass, of input layers or head.
-        head_row_ms: what each further row adds to a pass through the head; None: ``row_ms``.
-        branch_share: what each further branch adds to a draft step, as a share of it.
-        paces: factors on all times, one for each mode; a device changes its mode every ``pace_requests`` requests.
+        input_ms: time of a pass of one row through the input layers.
+        head_ms: time of a pass through the head.
+        draft_ms: time of a pass of one row through the draft layer.
+        heads_ms: time of a pass through all Medusa heads.
+        draft_head_ms: time of a pass through the draft layer's own, smaller head, or None if it uses the model's.
+        row_ms: time that each further row adds to a pass through input layers or head.
+        head_row_ms: time that each further row adds to a pass through the head, or None for ``row_ms``.
+        branch_share: time that each further branch adds to a draft step, as a share of it.
+        paces: factors on all times, one for each mode. A device changes its mode every ``pace_requests`` requests.
     """
 
     count: Count
@@ -52,11 +52,11 @@ class SplitDevicePool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class LinkRange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Link of a device. Its rates are drawn again for each request, evenly between two bounds.
+    """The link of a device. Its rates are drawn anew for each request, uniformly between two bounds.
 
     Args:
         rtt_ms: milliseconds of a round trip without payload.
-        up_mb_s, down_mb_s: smallest and largest rate from the device, and to it, in megabytes a second.
+        up_mb_s, down_mb_s: smallest and largest rate from the device, and to it, in megabytes per second.
     """
 
     rtt_ms: AtLeastZero = 5.0
@@ -74,10 +74,10 @@ class MiddleServerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The server with the middle layers: the times of its batches, and its pipeline.
 
     Args:
-        model, gpu, engine: hardware that gives predicted times; see ``sim.hardware.forward_pass_times``.
-        time_factor: factor on these times, as the middle layers are not the whole model.
-        row_costs_ms: instead of the hardware: pairs of rows and milliseconds of a batch; straight lines between them.
-        stages: pipeline stages (P). A batch takes its time divided by P in each of them.
+        model, gpu, engine: hardware for which times are predicted; see ``sim.hardware.forward_pass_times``.
+        time_factor: factor on these times, because the middle layers aren't the whole model.
+        row_costs_ms: instead of the hardware, pairs of rows and milliseconds of a batch, which are interpolated.
+        stages: number of pipeline stages (P). In each of them a batch takes its time divided by P.
     """
 
     model: str | None = None
@@ -99,9 +99,9 @@ class SplitWorldOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         device_pools: kinds of devices.
         server: the server.
         link: link of each device.
-        state_bytes: bytes of a hidden state on the wire (A): 2 for each of the model's dimensions in half precision.
-        pace_requests: requests after which a device changes its mode.
-        is_shared: True if the answers that a device works on at a time share its processor and its link; False: each has them for itself.
+        state_bytes: bytes of a hidden state on the wire (A), which is 2 for each of the model's dimensions in half precision.
+        pace_requests: number of requests after which a device changes its mode.
+        is_shared: True if the answers that a device works on at a time share its processor and link, False if each has its own.
     """
 
     device_pools: tuple[SplitDevicePool, ...]
@@ -117,24 +117,26 @@ class SplitWorldOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class SplitPolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What devices and server do.
+    """The policies of devices and server.
 
     Args:
-        drafting: ``none``: a row a round; ``threshold``: the draft layer, until a token's probability is below ``threshold`` (equation 5);
-            ``tree``: Medusa's heads, and a tree of rows.
-        threshold: probability of a draft token, 0..1, below which it ends its draft.
+        drafting: ``none`` for one row per round; ``threshold`` for the draft layer, until a token's probability is below ``threshold``
+            (equation 5); ``tree`` for Medusa's heads and a tree of rows.
+        threshold: a draft token with a probability below this, 0..1, is its draft's last.
         max_draft: maximum tokens of a draft, up to 31.
-        branches: candidates for the last draft token from which drafting goes on while the verdict is out (section 3.5); 0: it waits.
+        branches: number of candidates for the last draft token from which drafting continues while the verdict is pending (section 3.5), or
+            0 to wait instead.
         tree_rows, tree_heads: rows that a tree takes on the wire, and the maximum number of its tokens that are accepted.
-        tree_accept: mean tokens of a round with the tree, the server's own included. Each further token has the same probability.
-        chunking: ``whole``: a prompt is sent in one piece; ``balanced``: in chunks of the size of equation 3; ``fastest``: in those with
-            the shortest predicted time (``fastest_chunk_size``); a number: of so many rows.
-        chunks_in_flight: maximum number of chunks that were sent and not answered; ``covering``: as many as let neither device nor link
-            wait for an answer; None: any.
-        prompt_rows: deep states of a prompt that come back: ``all``, as in the paper, or the ``last`` one, which is all that is used.
-        room: maximum rows of a batch; None: any number.
-        is_merged: True if the server reads all chunks of a prompt that have come in one batch; False: one after the other.
-        prefill_sla_ms, decode_sla_ms: limits for 128 tokens of a prompt and for 10 tokens of an answer, for the shares that keep them.
+        tree_accept: mean tokens of a round with the tree, including the server's own. Each further token has the same probability.
+        chunking: how a prompt is sent: ``whole`` in one piece; ``balanced`` in chunks of the size of equation 3; ``fastest`` in chunks with
+            the shortest predicted time (``fastest_chunk_size``); a number for chunks of that many rows.
+        chunks_in_flight: maximum number of chunks that are sent but not answered, or ``covering`` for as many as it takes so that neither
+            device nor link waits for an answer, or None for no limit.
+        prompt_rows: deep states of a prompt that come back: ``all``, as in the paper, or only the ``last`` one, which is the only one used.
+        room: maximum rows of a batch, or None for no limit.
+        is_merged: True if the server reads all chunks of a prompt that have arrived in one batch, False if one after the other.
+        prefill_sla_ms, decode_sla_ms: time limits for 128 tokens of a prompt and for 10 tokens of an answer, for the metrics that give the
+            share within them.
     """
 
     drafting: Literal["none", "threshold", "tree"] = "none"

@@ -1,8 +1,8 @@
 """One answer of a split model in virtual time: the prompt in chunks, then rounds of drafting and verification (HAT, section 3).
 
-The answer's machine decides which rows are computed and sent, and when, as on asyncio. A round adds the rows of the last token and of its
-draft, and the device's head verifies the draft with the deep states that come back. The chunk's size, the drafts' ends and the steps of
-parallel drafting are those of the live policies.
+The answer's machine decides which rows are computed and sent, and when, as on asyncio. A round adds the rows of the last token and of the
+draft after it, and the device's head verifies the draft with the deep states that come back. The live policies determine the chunk size,
+where drafts end, and the steps of parallel drafting.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ __all__ = ["SimulatedSplitAnswer", "SplitAnswerOutcome"]
 
 Steps = Generator[simpy.Event, Any, None]
 
-_ANY_NUMBER = 1 << 30  # of rows in a frame, or of chunks that are not answered
+_ANY_NUMBER = 1 << 30  # no limit on rows in a frame, or on unanswered chunks
 
 
 class SplitAnswerOutcome(Struct, kw_only=True):
-    """Outcome of one request. Times in seconds since the simulation began.
+    """The outcome of one request. Times are in seconds since the simulation began.
 
     Args:
         request: the request.
@@ -54,13 +54,13 @@ class SplitAnswerOutcome(Struct, kw_only=True):
         ended: time of its last token.
         tokens: tokens of the answer.
         rounds: rounds after the prompt.
-        judged, accepted: draft tokens that were sent, and that were accepted.
-        hits: rounds with a draft that was begun while the verdict before was out.
+        judged, accepted: draft tokens that were sent, and draft tokens that were accepted.
+        hits: rounds whose draft was begun while the previous verdict was pending.
         chunks: rows of each chunk of the prompt.
         rows: rows that were sent to the server.
-        bytes_up, bytes_down: bytes on the link, headers included.
+        bytes_up, bytes_down: bytes on the link, including headers.
         device_seconds: time that the processor took for the prompt.
-        link_seconds: time that the prompt's chunks and their states were on the way, one after the other or not.
+        link_seconds: total time that the prompt's chunks and their states were on the way, even if these times overlapped.
         server_seconds: time that the prompt's chunks were at the server.
     """
 
@@ -87,8 +87,8 @@ class SimulatedSplitAnswer:
     Args:
         device: the device.
         server: the server.
-        request: what is asked, with the acceptance of drafts.
-        policy: what device and server do.
+        request: the request, with the acceptance of drafts.
+        policy: the policies of device and server.
         state_bytes: bytes of a state on the wire.
         seed: seed of its random draws.
         on_outcome: called when the answer has ended.
@@ -117,13 +117,13 @@ class SimulatedSplitAnswer:
         self._tree = tree_probability(policy.tree_accept, policy.tree_heads)
         self._on_outcome = on_outcome
         self._session = f"request{request.number}"
-        self._answered = env.event()  # that the wanted states have come
-        self._rows = 0  # of the sequence
-        self._planned: tuple[float, int, PromptPlan] | None = None  # when, for how many rows, and how
+        self._answered = env.event()  # succeeds when the wanted states have come
+        self._rows = 0  # rows of the sequence
+        self._planned: tuple[float, int, PromptPlan] | None = None  # when it was made, for how many rows, and the plan
         self._driver = SimulatedSplit(env, SplitMachine(plan=self._plan, max_rows=_ANY_NUMBER), device=self, server=self)
 
     def start(self) -> None:
-        """Begin the answer now."""
+        """Start the answer now."""
         self._device = self._device.begin()
         self._driver.start()
         self._env.process(self._run())
@@ -139,7 +139,7 @@ class SimulatedSplitAnswer:
     # The prompt
 
     def _plan(self, rows: int, _computed: int) -> PromptPlan:
-        """Return how rows are cut that are still to be sent: the same as a moment before, because the session opens in no time."""
+        """Return how the rows still to be sent are cut. Within one moment the plan stays the same, as opening the session takes no time."""
         if self._planned is not None and self._planned[:2] == (self._env.now, rows):
             return self._planned[2]
         size = self._chunk_rows(rows)
@@ -169,7 +169,7 @@ class SimulatedSplitAnswer:
         return fastest_chunk_size(prompt, self._chunk_times(), largest=self._policy.room).size
 
     def _load_rows(self) -> float:
-        """Return the rows that the server computes anyway; equation 3 counts those of prompts, too."""
+        """Return the rows that the server computes anyway. Equation 3 includes rows of prompts."""
         load = self._server.load
         return load.rows if self._policy.chunking == "balanced" else load.steady_rows
 
@@ -210,7 +210,7 @@ class SimulatedSplitAnswer:
                 yield from self._run_drafts()
 
     def _run_drafts(self) -> Steps:
-        """Run rounds with drafts until one finds nothing that was drafted before it."""
+        """Run rounds with drafts until a round finds that nothing was drafted for it in advance."""
         made, device, policy = 0, self._device, self._policy
         while self.outcome.tokens < self._request.output_tokens:
             draft = self._next_draft()
@@ -220,7 +220,7 @@ class SimulatedSplitAnswer:
             steps = 0
             answered = self._verify(1 + draft.tokens)
             for _ in range(self._parallel_steps(draft) if policy.branches and draft.tokens else 0):
-                if answered.triggered or device.is_busy(self._env.now):  # with what another answer needs
+                if answered.triggered or device.is_busy(self._env.now):  # busy with another answer
                     break
                 yield self._compute(device.step_seconds(policy.branches))
                 steps += 1
@@ -237,7 +237,7 @@ class SimulatedSplitAnswer:
         return DraftSpan(start, draft_length(self._request, start, threshold=self._policy.threshold, max_draft=self._policy.max_draft))
 
     def _parallel_steps(self, draft: DraftSpan) -> int:
-        """Return how many draft steps fit into the wait (equation 6)."""
+        """Return how many draft steps fit into the waiting time (equation 6)."""
         load, device = self._server.load, self._device
         rows = 1 + draft.tokens
         return parallel_steps(
@@ -269,26 +269,26 @@ class SimulatedSplitAnswer:
         return self._env.timeout(self._device.occupy(self._env.now, seconds))
 
     def _add(self, rows: int, wanted: int) -> simpy.Event:
-        """Add rows to the sequence; return the event that the deep states of the last ``wanted`` have come."""
+        """Add rows to the sequence, and return an event that succeeds when the deep states of the last ``wanted`` rows have come."""
         self._rows += rows
         self._answered = self._env.event()
         self._driver.receive(RowsAdded(self._rows, wanted))
         return self._answered
 
     def _verify(self, rows: int) -> simpy.Event:
-        """Add the rows of a round, which are computed; return the event that their deep states have come."""
+        """Add the rows of a round, which are computed already, and return an event that succeeds when their deep states have come."""
         self._driver.receive(RowsComputed(self._rows + rows))
         return self._add(rows, rows)
 
     def compute(self, command: ComputeRows) -> None:
-        """Compute rows on the device, as ``DeviceSide`` says."""
+        """Compute rows on the device; see ``DeviceSide``."""
         rows = command.stop - command.start
         seconds = self._device.input_seconds(rows)
         self.outcome.device_seconds += seconds * self._is_prompt(command.start)
         call_at(self._env, self._device.occupy(self._env.now, seconds), lambda: self._driver.receive(RowsComputed(command.stop)))
 
     def read(self, _event: StatesArrived) -> None:
-        """Read the states that came, as ``DeviceSide`` says."""
+        """Read the states that came; see ``DeviceSide``."""
         self._answered.succeed()
 
     def _is_prompt(self, position: int) -> bool:
@@ -301,7 +301,7 @@ class SimulatedSplitAnswer:
         call_at(self._env, 0.0, lambda: self._driver.receive(SessionReady(command.attempt, 0)))
 
     def close(self) -> None:
-        """Close the session, as ``ServerSide`` says."""
+        """Close the session; see ``ServerSide``."""
         self._server.close(self._session)
 
     def send(self, command: SendRows) -> None:

@@ -1,7 +1,7 @@
 """A device of a split model in virtual time: its processor, its modes and its link (HAT, section 4.1).
 
 The device changes its mode every few requests, and its link's rates change with each request. Its answers share processor and link, each of
-which does one thing after the other; or each answer has both for itself, if the experiment says so.
+which does one thing at a time, or each answer has its own, if the experiment says so.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ FRAME = 64  # bytes of a frame besides its states
 
 
 def wire_bytes(payload: int) -> int:
-    """Return the bytes on the link of a frame with so many bytes of states."""
+    """Return the bytes on the link for a frame with this many bytes of states."""
     frame = FRAME + payload
     return frame + HEADERS * -(-frame // SEGMENT)
 
 
 class VaryingLink:
-    """Link with rates that are drawn again and again; the bytes of each direction leave one after the other.
+    """A link whose rates are redrawn repeatedly. In each direction, bytes leave one after the other.
 
     Args:
         options: bounds of the rates.
         rng: random source of the rates.
 
     Attributes:
-        up_rate, down_rate: bytes a second at present.
+        up_rate, down_rate: present rates in bytes per second.
         round_trip: seconds of a round trip without payload.
     """
 
@@ -48,7 +48,7 @@ class VaryingLink:
         self.redraw()
 
     def redraw(self) -> None:
-        """Draw other rates; bytes that were sent before keep theirs."""
+        """Draw new rates. Bytes that were sent before keep their rate."""
         self.up_rate = 1e6 * self._rng.uniform(*self._options.up_mb_s)
         self.down_rate = 1e6 * self._rng.uniform(*self._options.down_mb_s)
 
@@ -66,7 +66,7 @@ class VaryingLink:
 
 
 class SimulatedSplitDevice:
-    """Device that has the input layers, the draft layer and the head.
+    """A device that has the input layers, the draft layer and the head.
 
     Args:
         number: number of the device.
@@ -95,7 +95,7 @@ class SimulatedSplitDevice:
         self._free = 0.0
 
     def begin(self) -> SimulatedSplitDevice:
-        """Count a request that begins: perhaps the mode changes, and the rates do. Return what it works with: this device, or its own."""
+        """Count a request that begins, which may change the mode and changes the rates. Return the device that it uses: this or its own."""
         if self._requests % self._pace_requests == 0:
             self._pace = self._rng.choice(self._pool.paces)
         self._requests += 1
@@ -109,15 +109,15 @@ class SimulatedSplitDevice:
         return own
 
     def is_busy(self, now: float) -> bool:
-        """Return True if the processor computes."""
+        """Return True if the processor is busy."""
         return self._free > now
 
     def occupy(self, now: float, seconds: float) -> float:
-        """Use the processor for so long, after what it does already; return the seconds until that is done."""
+        """Use the processor for this long, after its present work, and return the seconds until that is done."""
         self._free = max(now, self._free) + seconds
         return self._free - now
 
-    # Seconds of its passes, in its present mode
+    # Seconds of its passes in its present mode
 
     def input_seconds(self, rows: int = 1) -> float:
         """Return the seconds of rows through the input layers."""
@@ -145,7 +145,7 @@ class SimulatedSplitDevice:
 def make_devices(
     pools: Sequence[SplitDevicePool], link: LinkRange, *, pace_requests: int, is_shared: bool, seed: int
 ) -> list[SimulatedSplitDevice]:
-    """Return the devices of all pools, each with random sources of its own."""
+    """Return the devices of all pools, each with its own random sources."""
     found: list[SimulatedSplitDevice] = []
     for pool in pools:
         for _ in range(pool.count):

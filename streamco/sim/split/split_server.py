@@ -1,8 +1,8 @@
-"""Split server in virtual time: rows of many devices in batches, which pass through pipeline stages one after the other.
+"""A split server in virtual time, which computes rows of many devices in batches that pass through pipeline stages.
 
 The live batch policy forms a batch whenever the first stage is free (HAT 3.2 and 3.3). A stage takes the batch's time divided by the number
-of stages, as in equation 3, and keeps the order of the batches. A session's next chunk may follow while the one before it is in a later
-stage, because each layer has read the earlier rows by then.
+of stages, as in equation 3, and batches stay in order. A session's next chunk may follow while the previous one is in a later stage,
+because each layer has read the earlier rows by then.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from streamco.sim.driver import call_at
 __all__ = ["BatchSeconds", "SimulatedSplitServer", "SentRows"]
 
 BatchSeconds = Callable[[int, int, int], float]
-"""Function to the seconds of a batch over all stages: (rows, rows in the caches of its sessions, sessions)."""
+"""Function from (rows, rows in the caches of the batch's sessions, sessions) to the seconds of a batch over all stages."""
 
 
 class SentRows(Struct, kw_only=True):
-    """Rows that a device has sent, and what is called when they are computed.
+    """Rows that a device has sent, with a callback for when they have been computed.
 
     Args:
         session: name of the session.
         device: name of its device.
         kind: ``prefill`` for a prompt's chunk, ``verify`` for the rows of a round.
-        position: index of the first row in its sequence; rows that the server has from there on were rejected and are dropped.
+        position: index of the first row in its sequence. Rows that the server has from there on were rejected, and are dropped.
         rows: number of rows.
         emit: called when the last stage has computed the last of them.
     """
@@ -46,30 +46,30 @@ class SentRows(Struct, kw_only=True):
 
 
 class _Session:
-    """The rows of a session that are cached, and those that wait, with the time since which they do."""
+    """A session's cached rows, its waiting rows, and the time since which they have been waiting."""
 
     __slots__ = ("cached", "messages", "since", "unread")
 
     def __init__(self) -> None:
         self.cached = 0
         self.unread = 0
-        self.messages: deque[tuple[int, SentRows]] = deque()  # each with its rows that are still to be read
+        self.messages: deque[tuple[int, SentRows]] = deque()  # each with the number of its rows still to be read
         self.since = 0.0
 
 
 class SimulatedSplitServer:
-    """Split server of many devices in virtual time.
+    """A split server for many devices in virtual time.
 
     Args:
-        seconds: gives the seconds of a batch.
-        costs: seconds by rows, measured before there was load.
+        seconds: returns the seconds of a batch.
+        costs: seconds by rows, measured before there was any load.
         policy: forms the batches.
-        stages: pipeline stages.
-        is_merged: True if all chunks of a session that wait are one part of a batch; False: one chunk after the other.
+        stages: number of pipeline stages.
+        is_merged: True if all waiting chunks of a session are one part of a batch, False if one chunk comes after the other.
         on_batch: called with the rows and the seconds of each batch.
 
     Attributes:
-        load: moving averages of the batches, which devices are sent (equations 1 and 2).
+        load: moving averages of the batches, which are sent to devices (equations 1 and 2).
         stages: pipeline stages.
         busy: seconds that the first stage has computed.
         rows: rows that were computed.
@@ -102,7 +102,7 @@ class SimulatedSplitServer:
         self._verified = 0
 
     def submit(self, message: SentRows) -> None:
-        """Take rows that arrive now; those of one session are computed in the order in which they come."""
+        """Accept rows that arrive now. A session's rows are computed in the order in which they arrive."""
         session = self._sessions.setdefault(message.session, _Session())
         if not session.unread:
             session.since = self._env.now
@@ -116,7 +116,7 @@ class SimulatedSplitServer:
         self._run_next()
 
     def close(self, session: str) -> None:
-        """Forget a session of which nothing waits."""
+        """Forget a session, which must not have waiting rows."""
         if self._sessions.pop(session, _Session()).unread:
             raise AssertionError(f"{session}: expected a session without waiting rows")
 
@@ -144,7 +144,7 @@ class SimulatedSplitServer:
         self._pass_stages(rows, prompts, seconds, ended)
 
     def _pass_stages(self, rows: int, prompt_rows: int, seconds: float, ended: list[SentRows]) -> None:
-        """Let a batch through all stages; the first one is free for the next batch before the last one has computed this one."""
+        """Pass a batch through all stages. The first stage is free for the next batch before the last one has computed this batch."""
         each, moment = seconds / self.stages, self._env.now
         for stage, free in enumerate(self._free):
             moment = max(moment, free) + each
@@ -183,7 +183,7 @@ class SimulatedSplitServer:
 
 
 def _work(name: str, session: _Session, *, is_merged: bool) -> Waiting:
-    """Return what waits of a session: all its chunks together or the first one, or the rows of its round."""
+    """Return a session's waiting work: all its chunks together, or its first one, or the rows of its round."""
     rows, first = session.messages[0]
     return Waiting(
         session=name,

@@ -1,4 +1,4 @@
-"""Totals over all answers and batches of a simulated split model, which are not kept (HAT, section 4)."""
+"""Totals over all answers and batches of a simulated split model; the answers themselves aren't kept (HAT, section 4)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from streamco.sim.split.split_answer import SplitAnswerOutcome
 
 __all__ = ["SplitTotals"]
 
-PROMPT_UNIT, ANSWER_UNIT = 128, 10  # tokens that the two limits of section 4.2 are about
+PROMPT_UNIT, ANSWER_UNIT = 128, 10  # numbers of tokens for which section 4.2 gives its two limits
 
 
 class SplitTotals:
-    """Counts and sums; metrics of which nothing was measured are left out.
+    """Counts and sums. Metrics without measurements are left out.
 
     Args:
-        policy: has the limits.
-        stages: pipeline stages of the server.
+        policy: has the time limits.
+        stages: number of the server's pipeline stages.
     """
 
     def __init__(self, policy: SplitPolicyOptions, stages: int) -> None:
@@ -63,7 +63,7 @@ class SplitTotals:
         self._in_time[index] += seconds <= self._limits[index]
 
     def metrics(self, server_rows: int) -> dict[str, float]:
-        """Return the metrics, by the names of ``kind.SplitKind``."""
+        """Return the metrics, by their names in ``kind.SplitKind``."""
         found: dict[str, float] = {}
         if self._rounds:
             found["round_tokens"] = self._made / self._rounds

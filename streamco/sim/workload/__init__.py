@@ -1,1 +1,1 @@
-"""The requests of a simulated fleet: arrivals, lengths and draft acceptance; and models without weights."""
+"""The requests of a simulated fleet, with arrivals, lengths and draft acceptance, and models without weights."""

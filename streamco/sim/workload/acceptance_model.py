@@ -1,7 +1,7 @@
-"""Model of acceptance sequences for pairs without a recording: a two-state Markov chain with its own mean in every request, and its fit.
+"""A model of acceptance sequences for pairs without a recording: a two-state Markov chain with its own mean in every request, and its fit.
 
-A request has its own acceptance m, drawn from a Beta distribution with the given mean and concentration k, because a draft model follows
-some texts better than others. Within the request, whether a token is accepted depends on the token before it alone:
+A request has its own acceptance m, drawn from a Beta distribution with the given mean and concentration k, because a draft model predicts
+some texts better than others. Within the request, whether a token is accepted depends only on the token before it:
 
     P(accepted | the one before was) = m + p (1 - m)        P(accepted | it wasn't) = m (1 - p)
 
@@ -11,11 +11,11 @@ decoding assume. Over all requests the autocorrelation is 1 / (k + 1) + k / (k +
 from the requests' own means.
 
 ``fit_acceptance`` finds mean, concentration and persistence of recorded sequences by maximum likelihood, with m integrated out on a grid.
-The likelihood doesn't show how good a fit is for simulations. ``describe`` gives the metrics that matter there, above all the tokens of a
+The likelihood doesn't show how good a fit is for simulations. ``describe`` gives the metrics that matter there, above all the tokens per
 round. ``python -m bench.data.fit_acceptance`` compares them for the recorded pairs and for the chain.
 
-Confidences are drawn independently, from the recorded ones of accepted or of rejected tokens. That confidences come in runs, too, is not
-modelled. The rank of the target's token, if the draft model's is rejected, is drawn with the recorded shares.
+Confidences are drawn independently, from the recorded confidences of accepted or rejected tokens. The model ignores that confidences come
+in runs, too. The rank of the target's token, if the draft model's is rejected, is drawn with the recorded shares.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ _OF_REJECTED = (10, 29, 40, 50, 56, 64, 71, 77, 85, 94, 105, 112, 122, 132, 150,
 
 
 class AcceptanceOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Parameters of a pair's acceptance sequences. The defaults are near the fit to the packaged traces of Q4_0 for Q8_0.
+    """The parameters of a pair's acceptance sequences. The defaults are close to the fit for the packaged traces of Q4_0 for Q8_0.
 
     Args:
         mean: share of tokens that are accepted.
-        concentration: k, concentration of the requests' own means: their variance is mean (1 - mean) / (k + 1). None: all are equal.
+        concentration: k, concentration of the requests' own means; their variance is mean (1 - mean) / (k + 1). None if all are equal.
         persistence: p, correlation between the acceptance of a token and of the token before it, within a request.
         second, third: shares of the rejected tokens for which the target's token is the draft model's second choice, and its third.
-        is_blind: True if confidences carry no information: they are drawn as if each token were accepted with probability ``mean``.
+        is_blind: True if confidences carry no information, so they are drawn as if each token were accepted with probability ``mean``.
 
     Raises:
-        ConfigError: second and third together are above 1.
+        ConfigError: ``second`` and ``third`` together are above 1.
     """
 
     mean: Share = 0.8
@@ -86,7 +86,7 @@ def _rank(options: AcceptanceOptions, drawn: float) -> int:
 
 
 def draw_accepted(options: AcceptanceOptions, tokens: int, rng: Random) -> bytes:
-    """Draw an acceptance sequence of ``tokens`` bytes, run by run: 1: accepted, 0: rejected."""
+    """Draw an acceptance sequence of ``tokens`` bytes, run by run, with 1 for accepted and 0 for rejected."""
     mean, spread = options.mean, options.concentration
     if spread is not None and 0.0 < mean < 1.0:
         mean = rng.betavariate(mean * spread, (1.0 - mean) * spread)
@@ -120,7 +120,7 @@ _ACCEPTED_TABLE, _REJECTED_TABLE = _table(_OF_ACCEPTED), _table(_OF_REJECTED)
 
 
 class AcceptanceMetrics(Struct, frozen=True, kw_only=True):
-    """Metrics of acceptance sequences, recorded or drawn.
+    """The metrics of acceptance sequences, recorded or drawn.
 
     Args:
         mean: share of accepted tokens.
@@ -128,7 +128,7 @@ class AcceptanceMetrics(Struct, frozen=True, kw_only=True):
         autocorrelation: autocorrelation at distances 1, 2, ... over all requests, about the common mean.
         accepted_runs, rejected_runs: mean lengths of runs that neither begin nor end with the sequence.
         long_runs: share of such runs of accepted tokens that are longer than 8.
-        round_tokens: mean tokens of a round by window, the target's own token included. All drafts are as long as the window, and rounds
+        round_tokens: mean tokens of a round by window, including the target's own token. All drafts are as long as the window, and rounds
             follow each other from the beginning of the answer.
     """
 
@@ -183,17 +183,17 @@ def _rounds(sequence: bytes, window: int) -> int:
 
 
 _GRID = 256  # points for a request's own mean
-_POINTS = 15  # points of each parameter in a turn
-_TURNS = 6  # each searches a third of the range before it
+_POINTS = 15  # points for each parameter in a turn
+_TURNS = 6  # each turn searches a third of the previous range
 
 
 def fit_acceptance(sequences: Iterable[bytes]) -> AcceptanceOptions:
-    """Return the options with the likeliest mean, concentration and persistence for these sequences; the others are the defaults.
+    """Return the options with the likeliest mean, concentration and persistence for these sequences, and defaults for the others.
 
-    The concentration needs 50 requests or more: a few hundred tokens say little about it.
+    The concentration needs 50 requests or more, because a few hundred tokens say little about it.
 
     Raises:
-        ConfigError: fewer than two sequences with two tokens or more.
+        ConfigError: there are fewer than two sequences with two tokens or more.
     """
     counts = np.array([_transitions(each) for each in sequences if len(each) > 1], dtype=float)
     if len(counts) < 2:
@@ -226,7 +226,7 @@ def fit_acceptance(sequences: Iterable[bytes]) -> AcceptanceOptions:
 
 
 def _transitions(sequence: bytes) -> list[int]:
-    """Return the counts of: accepted first, rejected first, accepted and rejected after accepted, accepted and rejected after rejected."""
+    """Return six counts: accepted and rejected first, accepted and rejected after accepted, accepted and rejected after rejected."""
     pairs = [2 * first + second for first, second in pairwise(sequence)]
     return [sequence[0], 1 - sequence[0], pairs.count(3), pairs.count(2), pairs.count(1), pairs.count(0)]
 

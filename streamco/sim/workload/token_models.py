@@ -1,4 +1,4 @@
-"""Language models without weights, for simulations and tests: functions from the tokens so far to the probabilities of the next one."""
+"""Language models without weights for simulations and tests, as functions from the tokens so far to the probabilities of the next one."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from random import Random
 __all__ = ["DeterministicModel", "FakeDistribution", "TokenModel", "choose_token"]
 
 TokenModel = Callable[[Sequence[int]], Mapping[int, float]]
-"""Function from the ids so far to the ids that may come next, with their probabilities. All other ids share what is missing to 1."""
+"""Function from the ids so far to the ids that may come next, with their probabilities. All other ids share the rest of the probability."""
 
 
 class FakeDistribution:
-    """A model that draws a distribution for each pair of last ids from a seed.
+    """A model whose distributions are drawn from a seed, one for each pair of last ids.
 
-    Two of one ``seed`` with different ``noise`` are a target and a draft model: the more noise, the less they agree.
+    Two models with the same ``seed`` and different ``noise`` are a target and a draft model: the more noise, the less they agree.
 
     Args:
-        seed: gives the distributions.
+        seed: determines the distributions.
         size: ids go from 0 to ``size - 1``.
-        noise: standard deviation of what is added to the logits; 0: nothing.
+        noise: standard deviation of the noise that is added to the logits, or 0 for no noise.
         spread: standard deviation of the logits; the larger, the more confident the model.
     """
 
@@ -41,10 +41,10 @@ class FakeDistribution:
 
 
 class DeterministicModel:
-    """A model that gives one token all the probability: it follows from the position, the token before it and the seed.
+    """A model that gives all probability to one token, which follows from the position, the token before it and the seed.
 
     Attributes:
-        next_token: returns the token for (ids so far, last id or 0). Draft models agree with it or don't.
+        next_token: returns the token for (number of ids so far, last id or 0). Draft models agree with it or don't.
     """
 
     def __init__(self, seed: int) -> None:
@@ -60,7 +60,7 @@ class DeterministicModel:
 
 
 def choose_token(distribution: Mapping[int, float], rng: Random | None) -> int:
-    """Return a token drawn from a distribution. Without ``rng``: the likeliest, and of equal ones the lowest."""
+    """Return a token drawn from a distribution or, without ``rng``, the likeliest (the lowest of equal ones)."""
     if rng is None:
         return max(distribution, key=lambda token: (distribution[token], -token))
     return rng.choices(list(distribution), list(distribution.values()))[0]

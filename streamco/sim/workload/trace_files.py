@@ -1,10 +1,10 @@
 """Files of recorded requests: traces with acceptance sequences (DSD Table 1), and CSV files of arrivals and lengths.
 
-A trace is JSON lines, a request a line, gzipped or not; docs/workloads.md lists its fields. Those of DSD's Table 1 have its names, and
-unknown fields are ignored. A first line with ``about`` describes the trace.
+A trace is a file of JSON lines, one request per line, plain or gzipped; docs/workloads.md lists its fields. Fields from DSD's Table 1 have
+the same names as there, and unknown fields are ignored. A first line with ``about`` describes the trace.
 
-Rows are made one at a time. An invalid row is an error that names file and line, because a simulation of half a trace looks as good as one
-of the whole.
+Rows are read one at a time. An invalid row is an error that names file and line, because a simulation of half a trace would look as good as
+one of the whole trace.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class TraceRow(Struct, frozen=True, kw_only=True):
     Args:
         confidences, runners_up: probabilities in 255ths.
         attention: for each token, the share of its row's attention that goes to itself and the 0, 1, 2, ... tokens before it, in 255ths.
-        arrival: arrival in seconds; None: not recorded.
-        device: number of the device that it came from; None: not recorded.
+        arrival: arrival in seconds, or None if not recorded.
+        device: number of the device that it came from, or None if not recorded.
     """
 
     prompt_tokens: int
@@ -91,7 +91,7 @@ def _packaged() -> dict[str, Traversable]:
 
 
 def read_about(trace: str) -> Mapping[str, str]:
-    """Return a trace's description from its first line: ``about``, ``target``, ``draft``, ``recorded``, ``how``; empty if it has none.
+    """Return a trace's description from its first line (``about``, ``target``, ``draft``, ``recorded``, ``how``), empty if it has none.
 
     Raises:
         ConfigError: there is no such trace.
@@ -105,7 +105,7 @@ def read_about(trace: str) -> Mapping[str, str]:
 def read_trace(trace: str) -> Iterator[TraceRow]:
     """Yield the rows of a packaged trace (``packaged_traces``) or of a file, in its order.
 
-    If a file is not at its path, it is looked for in the folder ``$STREAMCO_DATA``.
+    If a file isn't at its path, it is looked for in the folder ``$STREAMCO_DATA``.
 
     Raises:
         ConfigError: there is no such trace, it has no rows, or a row is invalid.
@@ -117,7 +117,7 @@ def read_trace(trace: str) -> Iterator[TraceRow]:
         is_empty = False
         try:
             yield _row(msgspec.json.decode(line, type=_TraceLine))
-        except (ValueError, RecursionError) as error:  # those of msgspec are ValueErrors
+        except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             raise ConfigError(f"{trace}, line {number}: {error}") from error
     if is_empty:
         raise ConfigError(f"{trace}: expected rows with prompt_length, output_length and acceptance_seq, got none")
@@ -160,13 +160,13 @@ def _decode_about(line: bytes) -> _About | None:
 
 
 def read_gaps(path: str) -> array[float]:
-    """Return the seconds between the arrivals of a CSV file, in its order, 8 bytes each.
+    """Return the seconds between the arrivals in a CSV file, in its order, 8 bytes each.
 
     Args:
         path: path of a file with a column ``arrival_s`` or ``arrival_ms``.
 
     Raises:
-        ConfigError: there is no such file or column, there are fewer than two rows, or a time is no number or before the time above it.
+        ConfigError: there is no such file or column, there are fewer than two rows, or a time isn't a number or is before the previous one.
     """
     gaps, before = array("d"), math.nan
     for number, row in _rows(path):
@@ -185,13 +185,13 @@ def read_gaps(path: str) -> array[float]:
 
 
 def read_lengths(path: str) -> tuple[array[int], array[int]]:
-    """Return the tokens of prompts and of answers, in a CSV file's order; rows in which either is 0 are left out.
+    """Return the tokens of prompts and of answers, in a CSV file's order. Rows in which either is 0 are left out.
 
     Args:
-        path: path of a file with the columns of Azure's traces, Mooncake's or DSD's.
+        path: path of a file with the columns of Azure's, Mooncake's or DSD's traces.
 
     Raises:
-        ConfigError: there is no such file or column, there is no row, or a length is no number.
+        ConfigError: there is no such file or column, there is no row, or a length isn't a number.
     """
     prompts, outputs = array("q"), array("q")
     for number, row in _rows(path):

@@ -1,10 +1,11 @@
-"""Workload of a simulated fleet: requests with lengths, arrivals, and the acceptance of every draft token (DSD section 3.2).
+"""The workload of a simulated fleet: requests with lengths, arrivals, and the acceptance of every draft token (DSD section 3.2).
 
-Requests come from a trace, or from a generator of lengths and acceptance sequences. Their arrivals are independent of that: the trace's,
-those of a Poisson process, the gaps of a recorded service, or one request when another ends. Lengths with acceptances, arrivals, and
-devices each have a random source of their own, so that one of them can be changed and the others stay the same.
+Requests come from a trace, or from a generator of lengths and acceptance sequences. Their arrivals are chosen separately: from the trace,
+a Poisson process, or the gaps of a recorded service, or each request comes when another ends. Lengths with acceptances, arrivals, and
+devices each have their own random source, so that one of them can be changed while the others stay the same.
 
-Requests are made one by one. Only a recorded service's gaps are kept, and a trace's rows if they are shuffled or used more than once.
+Requests are made one by one. Only a recorded service's gaps are kept in memory, and a trace's rows if they are shuffled or used more than
+once.
 """
 
 from __future__ import annotations
@@ -27,29 +28,29 @@ __all__ = ["ArrivalOptions", "LengthOptions", "LogNormal", "SimulatedRequest", "
 Count = Annotated[int, Meta(ge=1)]
 Rate = Annotated[float, Meta(gt=0)]
 
-_OF_255 = [0.25 / 255.0, *(count / 255.0 for count in range(1, 256))]  # a probability that was rounded to 0 is above 0
+_OF_255 = [0.25 / 255.0, *(count / 255.0 for count in range(1, 256))]  # a probability that was rounded to 0 counts as slightly more
 
 
 class SimulatedRequest(Struct, frozen=True, kw_only=True):
     """A request, and the acceptance of drafts for its answer.
 
-    The draft model's choice at each position is known for the target's own text before it. That is enough, because a verdict ends with the
-    first token that isn't the target's.
+    The draft model's choice at each position is known if the text before it is the target's. That is enough, because a verdict ends with
+    the first token that isn't the target's.
 
     Args:
         number: number of the request, from 0, in the order of arrival.
         arrival: arrival in seconds.
         prompt_tokens: tokens of the prompt.
-        output_tokens: tokens of the answer, the end token included.
-        accepted: by output position: 1 if the draft model chooses the target's token after the target's own text, else 0.
-        confidences: by output position: the draft model's probability of its own choice; empty: not recorded.
-        runners_up: by output position: the probability of its second choice; empty: not recorded.
-        ranks: by output position: rank of the target's token among the draft model's choices, 0 if it is accepted, 9 for the tenth or
-            later (3 for the fourth or later in older records); empty: not recorded.
-        attention: by output position, as many values for each: the share of the draft model's attention in that token's row that goes to
-            itself and the 0, 1, 2, ... tokens before it, in 255ths; empty: not recorded.
-        device: number of the device that makes it; None: the fleet draws one.
-        common_tokens: tokens with which all prompts begin; a device or a server reads them once.
+        output_tokens: tokens of the answer, including the end token.
+        accepted: for each output position, 1 if the draft model chooses the target's token after the target's own text, or else 0.
+        confidences: for each output position, the draft model's probability of its own choice; empty if not recorded.
+        runners_up: for each output position, the probability of its second choice; empty if not recorded.
+        ranks: for each output position, the rank of the target's token among the draft model's choices, 0 if it is accepted, 9 for the
+            tenth or later (3 for the fourth or later in older records); empty if not recorded.
+        attention: for each output position the same number of values: the share of the draft model's attention in that token's row that
+            goes to itself and the 0, 1, 2, ... tokens before it, in 255ths; empty if not recorded.
+        device: number of the device that makes it, or None to let the fleet draw one.
+        common_tokens: number of tokens that all prompts begin with; a device or server reads them once.
     """
 
     number: int
@@ -78,15 +79,15 @@ class LogNormal(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class LengthOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Distribution of a length in tokens, one of two.
+    """The distribution of a length in tokens, either uniform or log-normal.
 
     Args:
-        uniform: smallest and largest length; both and all between are equally likely.
-        log_normal: rounded, and clipped to ``least`` and ``most``.
+        uniform: smallest and largest length; both and all in between are equally likely.
+        log_normal: a log-normal distribution, rounded, and clipped to ``least`` and ``most``.
         least, most: bounds of the log-normal distribution, in tokens.
 
     Raises:
-        ConfigError: there is none or both, or the bounds are in the wrong order.
+        ConfigError: neither or both are given, or the bounds are in the wrong order.
     """
 
     uniform: tuple[Count, Count] | None = None
@@ -112,14 +113,14 @@ class LengthOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ArrivalOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Arrivals of requests, one of three kinds.
+    """The arrivals of requests, one of three kinds.
 
     Args:
-        poisson_per_s: mean number a second; gaps are exponential.
-        azure: a CSV file of a recorded service's arrivals (column ``arrival_s`` or ``arrival_ms``). Its gaps are used in their order, from
-            a position that the seed gives, and from the beginning again after the last.
+        poisson_per_s: mean number per second; gaps are exponential.
+        azure: a CSV file of a recorded service's arrivals (column ``arrival_s`` or ``arrival_ms``). Its gaps are used in order, from a
+            position that depends on the seed, and again from the beginning after the last.
         rate_scale: factor on the rate of ``azure``.
-        closed: number of requests that are always in flight: all arrive at 0, and the fleet starts the next one when one ends.
+        closed: number of requests that are always in flight. All arrive at 0, and the fleet starts the next one when one ends.
 
     Raises:
         ConfigError: none or several of the three are given.
@@ -154,17 +155,17 @@ class WorkloadOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A workload, as an experiment's file describes it; see docs/workloads.md.
 
     Args:
-        trace: name of a packaged trace or path of a JSON-lines file; None: requests are generated.
-        requests: number of requests; None: each of the trace once. A trace with fewer requests is repeated in another order.
-        arrivals: ``trace``: as recorded, in the trace's order. Otherwise the trace is shuffled from the beginning.
-        prompt, output: without a trace: tokens, or their distribution.
-        lengths: without a trace: a CSV file with prompt and answer in each row, from which rows are drawn instead of ``prompt`` and
+        trace: name of a packaged trace or path of a JSON-lines file, or None to generate requests.
+        requests: number of requests, or None for each of the trace's once. A trace with fewer requests is repeated in a different order.
+        arrivals: ``trace`` for arrivals as recorded, in the trace's order. With others, the trace is shuffled from the beginning.
+        prompt, output: without a trace, the number of tokens, or its distribution.
+        lengths: without a trace, a CSV file with prompt and answer in each row, from which rows are drawn instead of ``prompt`` and
             ``output``.
-        acceptance: without a trace: parameters of the acceptance sequences.
-        horizon_s: seconds in which requests arrive, as many as there are; the last ones are answered afterwards. With ``poisson_per_s`` or
-            ``azure`` only. None: the number of requests says how long.
-        warm_up_s: seconds at the beginning of which nothing is measured: the world fills, and its clients learn.
-        system_prompt: tokens before each prompt, the same for all; each device and each server reads them once.
+        acceptance: without a trace, the parameters of the acceptance sequences.
+        horizon_s: seconds during which requests arrive, however many there are; the last ones are answered afterwards. Only with
+            ``poisson_per_s`` or ``azure``. With None, the number of requests determines the duration.
+        warm_up_s: seconds at the beginning during which nothing is measured, while the world fills and its clients learn.
+        system_prompt: number of tokens before each prompt, the same for all; each device and each server reads them once.
 
     Raises:
         ConfigError: the settings contradict each other.
@@ -204,19 +205,19 @@ class WorkloadOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def in_flight(self) -> int | None:
-        """Number of requests that are always in flight; None: requests have arrivals of their own."""
+        """Number of requests that are always in flight, or None if requests have their own arrivals."""
         return self.arrivals.closed if isinstance(self.arrivals, ArrivalOptions) else None
 
 
 def read_requests(options: WorkloadOptions, *, devices: int | None = None, seed: int = 0) -> Iterator[SimulatedRequest]:
-    """Yield the requests, in the order of their arrival, made one by one.
+    """Yield the requests in the order of their arrival, made one by one.
 
-    With arrivals ``closed`` all have arrival 0, and the fleet takes the next one when another ends.
+    With ``closed`` arrivals, all have arrival 0, and the fleet takes the next one when another ends.
 
     Args:
         options: options of the workload.
-        devices: number of devices. Each request gets a random one (DSD section 3.2), or that of its row's ``drafter_id`` if the arrivals
-            are the trace's. None: requests get no device.
+        devices: number of devices, or None to give requests no device. Each request gets a random device (DSD section 3.2), or its row's
+            ``drafter_id`` if the arrivals are the trace's.
         seed: seed of all random draws; equal seeds give equal requests.
 
     Raises:
@@ -261,7 +262,7 @@ def _arriving(options: WorkloadOptions, devices: int | None, seed: int) -> Itera
 
 
 def _as_recorded(trace: str, devices: int | None, requests: int | None, rng: Random) -> Iterator[tuple[float, int | None, TraceRow]]:
-    """Yield the trace; then again and again its arrivals, after the last one, with its rows in another order."""
+    """Yield the trace, and then repeat its arrivals, after the last one, with its rows in a different order each time."""
     kept: list[TraceRow] = []
     last = 0.0
     for number, row in enumerate(read_trace(trace), 1):
@@ -279,7 +280,7 @@ def _as_recorded(trace: str, devices: int | None, requests: int | None, rng: Ran
     if requests is None:
         return
     first = kept[0].arrival or 0.0
-    period = (last - first) * len(kept) / max(1, len(kept) - 1)  # the next turn begins a mean gap after the last arrival
+    period = (last - first) * len(kept) / max(1, len(kept) - 1)  # the next repetition begins a mean gap after the last arrival
     for turn in count(1):
         shuffled = rng.sample(kept, len(kept))
         for placed, row in zip(kept, shuffled, strict=True):
@@ -325,7 +326,7 @@ def _poisson(rate: float, rng: Random) -> Iterator[float]:
 
 
 def _recorded_times(gaps: array[float], rng: Random, rate: float) -> Iterator[float]:
-    """Yield arrivals from 0 on, with the gaps in a circle from a random position."""
+    """Yield arrivals from 0 on, cycling through the gaps from a random position."""
     position, now = rng.randrange(len(gaps)), 0.0
     while True:
         yield now

@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: requests to chat requests, and chat chunks to its events."""
+"""Anthropic's Messages API: translates its requests to chat requests, and chat chunks to its events."""

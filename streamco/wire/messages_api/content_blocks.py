@@ -1,9 +1,9 @@
 """The conversation of a request to the Messages API as chat messages.
 
-A user's message with tool results is several chat messages: one of a tool for each result, then the user's. Text blocks next to each other
-are a message's parts; an assistant's, a system prompt's and a tool result's are joined. Thinking goes back with the tool calls of the last
-turn (``keep_open_reasoning``), because servers refuse it elsewhere; its signature means nothing to them. Images in results are the user's
-(``place_images``).
+A user's message with tool results becomes several chat messages: a tool message for each result, then the user's. Adjacent text blocks are
+a message's parts; in an assistant's message, a system prompt and a tool result they are joined. Thinking is sent back only with the tool
+calls of the last turn (``keep_open_reasoning``), because servers refuse it elsewhere; its signature means nothing to them. Images in
+results become the user's (``place_images``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def read_conversation(fields: Fields) -> list[Json]:
     """Return the messages of a request, its system prompt first.
 
     Args:
-        fields: the request; ``system`` and ``messages`` are taken.
+        fields: the request; ``system`` and ``messages`` are read.
 
     Raises:
         FieldError: a message or a block that can't be served.
@@ -56,10 +56,10 @@ def read_conversation(fields: Fields) -> list[Json]:
 
 
 def referenced_tools(messages: Any) -> set[str]:
-    """Return the names of the tools that results of a search for tools refer to.
+    """Return the names of the tools to which results of a tool search refer.
 
     Args:
-        messages: the request's field as it was decoded; what is malformed refers to none, and is refused when it is read.
+        messages: the request's decoded field; malformed parts are skipped, and refused when they are read.
     """
     contents = [message.get("content") for message in objects_of(messages)]
     results = [block.get("content") for content in contents for block in objects_of(content) if block.get("type") == "tool_result"]
@@ -124,7 +124,7 @@ def _image_url(block: Fields) -> str:
 
 
 def _tool_result(block: Fields) -> Json:
-    """Return a tool's message. Chat has no mark for a failed call, so the text says it, unless it does already."""
+    """Return a tool's message. Chat has no mark for a failed call, so the text says it, unless it already does."""
     content, where = block.take("content", ""), block.where("content")
     result = content if isinstance(content, str) else [_result_part(each) for each in _blocks(content, where)]
     message = tool_message(block.needed_text("tool_use_id"), result)
@@ -158,7 +158,7 @@ def _answer(content: Any, where: str) -> Json:
                 texts.append(block.needed_text("text"))
             case "thinking":
                 thoughts.append(block.needed_text("thinking"))
-            case "redacted_thinking":  # can be read by the model alone that wrote it
+            case "redacted_thinking":  # only the model that wrote it can read it
                 pass
             case "tool_use":
                 calls.append(_call(block))

@@ -24,16 +24,16 @@ _TYPES = {
 }
 
 
-_TOO_LONG = "prompt is too long"  # the API's words for it, by which agents know that they have to shorten their chats
+_TOO_LONG = "prompt is too long"  # the API's wording, by which agents know that they have to shorten their chats
 
 
 def message_error(status: int, message: str, *, code: str | None = None) -> dict[str, Any]:
-    """Return the error object for an HTTP status; also what the event ``error`` of a stream holds.
+    """Return the error object for an HTTP status, which is also the content of a stream's event ``error``.
 
     Args:
         status: the HTTP status.
         message: expected, got, where.
-        code: OpenAI's machine-readable reason, for which this API has no field; None: none.
+        code: OpenAI's machine-readable reason, for which this API has no field, or None.
     """
     if code == CONTEXT_EXCEEDED and _TOO_LONG not in message:
         message = f"{_TOO_LONG}: {message}"

@@ -1,7 +1,7 @@
-"""An answer in the form of Anthropic's Messages API: a ``message`` object, streamed as events that build it up.
+"""Encodes an answer in the form of Anthropic's Messages API: a ``message`` object, or a stream of events that build it up.
 
 Source: Anthropic API reference, messages and messages/streaming. Reasoning is a ``thinking`` block without a signature, a refusal is text.
-The prompt's length is known at the end, so ``message_start`` says 0 and ``message_delta`` has the count.
+The prompt's length is only known at the end, so ``message_start`` says 0 and ``message_delta`` has the count.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REASONS = {
 
 
 def message_usage(usage: CompletionUsage | None) -> Json:
-    """Return the usage in this API's form, in which cached prompt tokens count apart; ``is_estimated`` is only in it if it is true."""
+    """Return the usage in this API's form, which counts cached prompt tokens separately; ``is_estimated`` is only included if true."""
     if usage is None:
         return {"input_tokens": 0, "output_tokens": 0}
     details = usage.prompt_tokens_details
@@ -51,8 +51,8 @@ class MessageEvents:
     Args:
         name: random letters and digits, from which the message's id is made.
         model: name of the model, if no chunk has one.
-        created: no part of this API's answers.
-        skips_reasoning: leave reasoning out.
+        created: ignored, because this API's answers don't have it.
+        skips_reasoning: leave out reasoning.
     """
 
     def __init__(self, *, name: str, model: str, created: int, skips_reasoning: bool = False) -> None:
@@ -66,11 +66,11 @@ class MessageEvents:
 
     @property
     def keepalive(self) -> bytes:
-        """A ``ping`` event; before ``message_start``, which readers expect first, a comment."""
+        """A ``ping`` event, or a comment before ``message_start``, which readers expect first."""
         return _PING if self._has_begun else KEEPALIVE
 
     def opening(self) -> bytes:
-        """Return the event of a message that begins."""
+        """Return the event that begins a message."""
         if self._has_begun:
             return b""
         self._has_begun = True
@@ -88,20 +88,20 @@ class MessageEvents:
         return self.opening() + self._encode(self._parts.end())
 
     def done(self) -> bytes:
-        """Return the events with the stop reason and the usage, and of the end."""
+        """Return the events with the stop reason and the usage, and the end event."""
         stop = self._parts.matched_stop
         delta = {"stop_reason": _stop_reason(self._reason, stop, self._parts.begun), "stop_sequence": stop}
         return _emit("message_delta", delta=delta, usage=message_usage(self._parts.usage)) + _emit("message_stop")
 
     def failing(self, failure: Failure) -> bytes:
-        """Return the event of a failure, after text and whole calls that waited for the end of another call."""
+        """Return the event of a failure, after any text and whole calls that waited for the end of another call."""
         return self._encode(self._parts.fail()) + named_event("error", message_error(failure.status, str(failure), code=failure.code))
 
     def whole(self, answer: ChatCompletion, reason: str | None) -> bytes:
         """Return the message as one object.
 
         Raises:
-            AnswerFormError: the arguments of a tool call are no JSON object, though the answer ended by itself.
+            AnswerFormError: the arguments of a tool call aren't a JSON object, although the answer ended by itself.
         """
         choice = answer.choices[0] if answer.choices else None
         self._model = answer.model or self._model
@@ -162,7 +162,7 @@ def _emit(kind: str, **fields: Any) -> bytes:
 
 def _stop_reason(reason: str | None, stop: str | None, parts: Sequence[AnswerPart]) -> str:
     kinds = {part.kind for part in parts} if reason in (None, "stop") else set()
-    if "call" in kinds:  # some servers end tool calls so, or without a reason
+    if "call" in kinds:  # some servers end tool calls this way, or without a reason
         return "tool_use"
     if "refusal" in kinds:
         return "refusal"
@@ -172,7 +172,7 @@ def _stop_reason(reason: str | None, stop: str | None, parts: Sequence[AnswerPar
 
 
 def _input(part: AnswerPart, *, is_cut: bool) -> Json:
-    """Return the decoded arguments of a tool call; {}: none, the part is no call, or they were cut off by a limit."""
+    """Return the decoded arguments of a tool call; {} if there are none, the part isn't a call, or a limit cut them off."""
     if part.call is None or not part.text:
         return {}
     try:

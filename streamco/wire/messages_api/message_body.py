@@ -1,6 +1,6 @@
 """Request bodies of Anthropic's Messages API, from chat messages and the fields of a chat request.
 
-Fields that this API names otherwise get its names. All others are passed on as they are: the server refuses what it doesn't know.
+Fields that this API names differently get its names. All others are passed on unchanged, and the server refuses what it doesn't know.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def build_message_body(
         model: the model's name.
         sampling: sampling options; those that are None are left out.
         max_tokens: the limit if ``sampling`` has none, because this API needs one.
-        extra: further fields of a chat request.
+        extra: additional fields of a chat request.
 
     Raises:
-        ValueError: a message has a part that this API has no form for, or a call's arguments are no JSON object; the text says which.
+        ValueError: a message has a part that this API can't express, or a call's arguments aren't a JSON object; the text says which.
     """
     system, conversation = _read_messages(messages)
     limit = max_tokens if sampling.max_tokens is None else sampling.max_tokens
@@ -62,7 +62,7 @@ def build_message_body(
 
 
 def _output_settings(further: Json) -> Json:
-    """Return the field ``output_config``; its chat fields are taken out."""
+    """Return the field ``output_config``, after removing its chat fields."""
     output: Json = {}
     if (effort := further.pop("reasoning_effort", None)) is not None:
         output["effort"] = effort
@@ -94,7 +94,7 @@ def _choice(choice: Any, parallel: Any) -> Json:
 
 
 def _read_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Json]]:
-    """Return the system prompt's texts and the other messages; results of tools that follow each other are one message."""
+    """Return the system prompt's texts and the other messages; consecutive tool results are joined into one message."""
     system: list[str] = []
     conversation: list[Json] = []
     for message in messages:

@@ -1,7 +1,7 @@
 """A request to Anthropic's Messages API as a chat request.
 
-What chat requests have, too, is passed on, under its name there. What neither can do is refused by name. Fields that the API doesn't have
-are passed on as they are, because a server may know them.
+Fields that chat requests have, too, are passed on under their chat names. What neither can do is refused by name. Fields that the API
+doesn't have are passed on unchanged, because a server may know them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _NAMES: Mapping[str, str] = {  # this API's names of chat fields
 
 _ABSENT = ("n", "functions", "function_call", "modalities", "audio", "prediction", "web_search_options", "logprobs", "top_logprobs")
 _REFUSED = ("container", "mcp_servers", "inference_geo", "diagnostics", "user_profile_id", "workspace_id")
-_EFFORTS = ((4_000, "low"), (16_000, "medium"))  # by the budget of thinking tokens; a larger one is "high"
+_EFFORTS = ((4_000, "low"), (16_000, "medium"))  # by the budget of thinking tokens; a larger budget is "high"
 
 
 def read_message_request(body: bytes) -> TranslatedRequest:
-    """Return the chat request of a body of ``/v1/messages``.
+    """Return the chat request for a body of ``/v1/messages``.
 
     Raises:
         FieldError: a field that can't be served.
@@ -46,7 +46,7 @@ def read_message_request(body: bytes) -> TranslatedRequest:
 
 
 def read_count_request(body: bytes) -> TranslatedRequest:
-    """Return the chat request of a body of ``/v1/messages/count_tokens``; it is only counted.
+    """Return the chat request for a body of ``/v1/messages/count_tokens``, whose tokens are only counted.
 
     Raises:
         FieldError: a field that can't be served.
@@ -62,7 +62,7 @@ def _read(fields: Fields, chat: Json) -> TranslatedRequest:
             raise unoffered(name)
     if (speed := fields.text("speed")) not in {None, "standard"}:
         raise FieldError("speed", f"expected standard, got {speed}", code="unsupported_parameter")
-    fields.skip("cache_control", "metadata", "service_tier")  # hints and bills at Anthropic: the answer is the same without them
+    fields.skip("cache_control", "metadata", "service_tier")  # hints and billing at Anthropic; the answer is the same without them
     given = fields.rest().get("messages")
     chat["messages"] = messages = read_conversation(fields)
     if stops := fields.items("stop_sequences"):
@@ -84,7 +84,7 @@ def _read(fields: Fields, chat: Json) -> TranslatedRequest:
 
 
 def _read_edits(fields: Fields) -> None:
-    """Take edits that clear parts of the prompt, without effect: the model reads what would be cleared. Refuse all others."""
+    """Accept but ignore edits that clear parts of the prompt, so the model reads what would be cleared. Refuse all others."""
     management = fields.inner("context_management")
     if management is None:
         return
@@ -96,9 +96,9 @@ def _read_edits(fields: Fields) -> None:
 
 
 def _read_tools(fields: Fields, chat: Json, messages: Any) -> None:
-    """Read the tools. Deferred ones are left out, as from the model's prompt at Anthropic, until a search for tools has found them.
+    """Read the tools. Deferred ones are left out, as Anthropic leaves them out of the model's prompt, until a tool search has found them.
 
-    A choice that names a tool offers it. Without a tool there is nothing to choose, and servers refuse a choice.
+    A choice that names a tool offers it. Without tools there is nothing to choose, and servers refuse a choice.
     """
     tools = [(tool.flag("defer_loading"), _tool(tool)) for tool in fields.objects("tools")]
     choice = _read_choice(fields)
@@ -111,7 +111,7 @@ def _read_tools(fields: Fields, chat: Json, messages: Any) -> None:
 
 
 def _read_choice(fields: Fields) -> Json:
-    """Return the chat fields of the choice of tools."""
+    """Return the chat fields for the choice of tools."""
     choice = fields.inner("tool_choice")
     if choice is None:
         return {}
@@ -162,7 +162,7 @@ def _read_output(fields: Fields, chat: Json) -> None:
 
 
 def _read_thinking(fields: Fields, chat: Json) -> bool:
-    """Set the effort that is nearest to a budget of thinking tokens; return True if the answer leaves thinking out."""
+    """Set the effort that is nearest to a budget of thinking tokens; return True if the answer leaves out thinking."""
     thinking = fields.inner("thinking")
     if thinking is None:
         return False

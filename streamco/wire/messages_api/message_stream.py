@@ -1,7 +1,7 @@
-"""The Messages API's streamed answers: bytes in, chat chunks out.
+"""Parses the Messages API's streamed answers: bytes in, chat chunks out.
 
-Text, thinking and tool calls become deltas. What has no form in a chat chunk (signatures, citations, blocks of Anthropic's own tools) is in
-the further field ``content_blocks`` of the delta: parts of the API's content blocks, each with the ``index`` and the ``type`` of its block.
+Text, thinking and tool calls become deltas. What a chat chunk can't express (signatures, citations, blocks of Anthropic's own tools) is in
+the delta's additional field ``content_blocks``: parts of the API's content blocks, each with the ``index`` and the ``type`` of its block.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PIECES = {
     "signature_delta": "signature",
     "citations_delta": "citation",
 }
-"""Types of deltas, and the field that holds the piece. Some gateways leave the type out, or name the block's."""
+"""Types of deltas, and the field that holds the piece. Some gateways leave out the type, or send the block's type."""
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
 _COUNTS = {
     "input_tokens": ("input_tokens", "prompt_tokens"),  # the second name is the chat API's, which some gateways keep
@@ -50,8 +50,8 @@ class _Block:
     """A content block that has begun.
 
     Args:
-        kind: its type; "": it never began.
-        call: number of the tool call that it is; None: it is none.
+        kind: its type; "" if it never began.
+        call: number of the tool call, if it is one.
         given: the input that came at its start.
     """
 
@@ -62,7 +62,7 @@ class _Block:
         self.call = call
         self.given = given
         self.has_input = False
-        self.pieces: list[str] = []  # of the input of a tool of the server's own
+        self.pieces: list[str] = []  # of the input of one of the server's own tools
 
 
 class MessageStreamParser(EventStreamParser):
@@ -73,9 +73,9 @@ class MessageStreamParser(EventStreamParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._counts: dict[str, int] = {}  # as the server named them; later ones are sums and replace earlier ones
-        self._given: dict[str, int] = {}  # those that the reader has
-        self._blocks: dict[int | None, _Block] = {}  # open ones in the order of their beginnings, by their index
+        self._counts: dict[str, int] = {}  # by the server's names; later ones are sums and replace earlier ones
+        self._given: dict[str, int] = {}  # counts that the reader has
+        self._blocks: dict[int | None, _Block] = {}  # open blocks in the order in which they began, by index
         self._calls = 0
 
     def _decode(self, kind: str, value: dict[str, Any]) -> bool:
@@ -89,7 +89,7 @@ class MessageStreamParser(EventStreamParser):
                 self._stop_block(number_of(value.get("index")))
             case "message_start":
                 message = object_of(value.get("message"))
-                self._take_counts(message.get("usage"), but="output_tokens")  # it is a first guess
+                self._take_counts(message.get("usage"), but="output_tokens")  # this count is only a first guess
                 self._begin(message.get("id"), message.get("model"))
             case "message_delta":
                 self._take_counts(value.get("usage"))
@@ -137,7 +137,7 @@ class MessageStreamParser(EventStreamParser):
         self._blocks[index] = _Block(kind)
 
     def _delta(self, index: int | None, delta: dict[str, Any]) -> None:
-        """Emit a piece of the block with its index, or else of the latest block. What isn't understood is the reader's as it is."""
+        """Emit a piece of the block with this index, or else of the latest block. What isn't understood is passed on unchanged."""
         if not self._blocks:
             self._blocks[index] = _Block("")
         if index not in self._blocks:
@@ -155,7 +155,7 @@ class MessageStreamParser(EventStreamParser):
             self._provide(index, {"type": self._blocks[index].kind or kind.removesuffix("_delta"), **whole_values(rest)})
 
     def _read_piece(self, index: int | None, name: str, piece: Any) -> bool:
-        """Emit or hold a piece of a block, by the name of its field; False: it isn't understood, or empty."""
+        """Emit or hold a piece of a block, by the name of its field. Returns False if it isn't understood or is empty."""
         match name:
             case "text" if text_of(piece):
                 self._write(self._join(index, piece))
@@ -172,7 +172,7 @@ class MessageStreamParser(EventStreamParser):
         return True
 
     def _read_input(self, block: _Block, text: str) -> None:
-        """Emit a piece of a call's input. The reader gets the input of another block when the block ends."""
+        """Emit a piece of a call's input. For any other block, the reader gets the input when the block ends."""
         if block.call is not None and text:
             block.has_input = True
             self._call(block.call, text)
@@ -194,7 +194,7 @@ class MessageStreamParser(EventStreamParser):
             self._provide(index, {"type": block.kind or "tool_use", "input": _read_json("".join(block.pieces))})
 
     def _end_text(self, index: int | None) -> None:
-        """Emit the half of a character that a block's text, or its input, ends with."""
+        """Emit the half of a character with which a block's text or its input ends."""
         half, block = self._halves.give_up(index), self._blocks.get(index)
         if not half:
             return
@@ -249,7 +249,7 @@ class MessageStreamParser(EventStreamParser):
                 self._counts[name] = count
 
     def _usage(self) -> CompletionUsage | None:
-        """Return the counts so far, which the next chunk gives to the reader."""
+        """Return the counts so far, to be given to the reader with the next chunk."""
         counts = self._counts
         self._given = dict(counts)
         if not counts:

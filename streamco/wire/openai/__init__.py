@@ -1,1 +1,1 @@
-"""OpenAI's chat-completions format: streams and bodies to objects, and requests to bytes."""
+"""OpenAI's chat-completions format: turns streams and bodies into objects, and requests into bytes."""

@@ -1,12 +1,12 @@
-"""The parts of an answer in the order of their beginnings: runs of text, of reasoning and of refusal, and tool calls.
+"""The parts of an answer in the order in which they began: runs of text, of reasoning and of refusal, and tool calls.
 
 Chat chunks don't say where a part begins and ends; the events of other APIs do. A run ends when another part begins. A call begins with its
-first arguments, when its name is whole. If its name comes after them it begins then, because other APIs name a call at its start; what
-follows it waits. A call ends when another part begins, if its arguments are whole by then, because servers may send the pieces of parallel
-calls in turn. What is open at the end ends there.
+first arguments, when its name is complete. If its name comes after them it begins then, because other APIs name a call at its start; what
+follows it waits. A call ends when another part begins, if its arguments are complete by then, because servers may send the pieces of
+parallel calls in turn. What is still open at the end of the answer ends there.
 
-In the events of the Messages API each part has to end before the next one begins. So there what follows a call is held until the call's
-arguments are whole, or the answer ends.
+In the Messages API's events, each part has to end before the next one begins. So there, what follows a call is held until the call's
+arguments are complete, or the answer ends.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class AnswerPart:
     """One part so far.
 
     Args:
-        kind: what it is.
-        call: the tool call's name and id; None: it is none.
+        kind: the kind of part.
+        call: the tool call's name and id, if it is a call.
     """
 
     __slots__ = ("_json", "call", "index", "is_open", "kind", "logprobs", "pieces")
@@ -38,7 +38,7 @@ class AnswerPart:
         self.kind = kind
         self.call = call
         self.index = -1
-        """Number of the part in the answer, from 0; -1: it has not begun."""
+        """Number of the part in the answer, from 0; -1 if it has not begun."""
         self.is_open = False
         self.pieces: list[str] = []
         self._json = JSONPieces(self.pieces)
@@ -46,17 +46,17 @@ class AnswerPart:
 
     @property
     def text(self) -> str:
-        """The text so far, of a call its arguments or its input."""
+        """The text so far; for a call, its arguments or its input."""
         return "".join(self.pieces)
 
     @property
     def has_name(self) -> bool:
-        """False if the part is a call whose name has not come."""
+        """False if the part is a call whose name hasn't come yet."""
         return self.call is None or bool(self.call.name)
 
     @property
     def is_whole(self) -> bool:
-        """True if the part may end: the arguments of a function's call are JSON, and anything else may end anywhere."""
+        """True if the part may end: a function call's arguments must be whole JSON, and anything else may end anywhere."""
         return self.call is None or self.call.is_custom or self._json.is_whole
 
 
@@ -67,7 +67,7 @@ class PartBegan(Struct, frozen=True):
 
 
 class PartGrew(Struct, frozen=True):
-    """A part has this further text, with the log-probabilities of its tokens."""
+    """A part has received this text, with the log-probabilities of its tokens."""
 
     part: AnswerPart
     text: str
@@ -87,7 +87,7 @@ class AnswerParts:
     """Follows the first choice of one answer.
 
     Args:
-        skips_reasoning: leave reasoning out.
+        skips_reasoning: leave out reasoning.
         is_sequential: each part ends before the next one begins.
     """
 
@@ -97,19 +97,19 @@ class AnswerParts:
         self.usage: CompletionUsage | None = None
         self.finish_reason: str | None = None
         self.matched_stop: str | None = None
-        """The stop string that ended the answer; None: another reason, or the server didn't say."""
+        """The stop string that ended the answer, or None if it ended for another reason or the server didn't say."""
         self._skips_reasoning = skips_reasoning
         self._is_sequential = is_sequential
         self.is_held = False
         """True if parts wait for the end of a call."""
         self._calls = ToolCalls()
         self._by_call: dict[int, AnswerPart] = {}
-        self._waiting: deque[AnswerPart] = deque()  # calls without arguments so far, and parts that are held
+        self._waiting: deque[AnswerPart] = deque()  # calls without arguments so far, and held parts
         self._unfinished: list[AnswerPart] = []  # calls that were open when another part began, and wait for the end of the answer
         self._last: AnswerPart | None = None  # the part that began last
 
     def add(self, chunk: ChatCompletionChunk) -> list[PartEvent]:
-        """Add the next chunk, and return what it begins, adds and ends."""
+        """Add the next chunk, and return the events for what it begins, adds and ends."""
         if chunk.usage is not None:
             self.usage = chunk.usage
         events: list[PartEvent] = []
@@ -130,7 +130,7 @@ class AnswerParts:
         return events
 
     def fail(self) -> list[PartEvent]:
-        """Return the events of parts that wait for another call, if the answer fails: runs of text, and calls that are whole."""
+        """Return the events of parts that still wait for another call when the answer fails: runs of text, and complete calls."""
         events: list[PartEvent] = []
         ready = [part for part in self._waiting if part.pieces and part.has_name and part.is_whole]
         if ready and self._is_sequential and self._last is not None:
@@ -173,7 +173,7 @@ class AnswerParts:
 
     def _add_call(self, delta: ToolCallDelta, events: list[PartEvent]) -> None:
         call = self._calls.add(delta)
-        part = self._by_call.get(id(call))  # the calls are kept, so no id is used again
+        part = self._by_call.get(id(call))  # the calls are kept alive, so no id is reused
         if part is None:
             part = self._by_call[id(call)] = AnswerPart("call", call)
             self._waiting.append(part)
@@ -192,7 +192,7 @@ class AnswerParts:
             self._release(part, events)
 
     def _begin_run(self, kind: PartKind, events: list[PartEvent]) -> AnswerPart:
-        """Return a new run of text; one that has not begun is held."""
+        """Return a new run of text, which is held if it can't begin yet."""
         self._begin_waiting(events)
         held = self._waiting[-1] if self._waiting else None
         if held is not None and held.kind == kind:
@@ -203,7 +203,7 @@ class AnswerParts:
         return run
 
     def _release(self, call: AnswerPart, events: list[PartEvent]) -> None:
-        """End a call that is whole, and begin the parts that waited for it, except calls that have no arguments yet."""
+        """End a complete call, and begin the parts that waited for it, except calls that have no arguments yet."""
         _end(call, events)
         self.is_held = False
         self._begin_filled(events)
@@ -225,7 +225,7 @@ class AnswerParts:
                 return
 
     def _begin(self, part: AnswerPart, events: list[PartEvent]) -> bool:
-        """Begin a part and return True; False: it is held, because the last one is a call that has not ended."""
+        """Begin a part and return True, or return False if it is held because the last one is a call that hasn't ended."""
         last = self._last
         if last is not None and last.is_open:
             if last.is_whole:
@@ -252,7 +252,7 @@ def _end(part: AnswerPart, events: list[PartEvent]) -> None:
 
 
 def content_logprobs(logprobs: Any) -> list[Any]:
-    """Return the log-probabilities of a choice's text, one object a token; []: it has none."""
+    """Return the log-probabilities of a choice's text, one object per token, or [] if it has none."""
     found = logprobs.get("content") if isinstance(logprobs, dict) else None
     return found if isinstance(found, list) else []
 
@@ -262,8 +262,8 @@ def message_parts(message: ChatCompletionMessage, logprobs: Any = None, *, skips
 
     Args:
         message: the message.
-        logprobs: those of its choice.
-        skips_reasoning: leave reasoning out.
+        logprobs: log-probabilities of its choice.
+        skips_reasoning: leave out reasoning.
     """
     parts = []
     texts: list[tuple[PartKind, str | None]] = [

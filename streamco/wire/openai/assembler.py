@@ -1,4 +1,4 @@
-"""Assembling a whole completion from its chunks."""
+"""Assembles a whole completion from its chunks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Model = TypeVar("_Model", bound=ResponseModel)
 
 
 class CompletionAssembler:
-    """Collects the chunks of one answer. ``completion`` may be called at any time, also for an answer that broke off."""
+    """Collects the chunks of one answer. ``completion`` may be called at any time, even for an answer that broke off."""
 
     def __init__(self) -> None:
         self._first: ChatCompletionChunk | None = None
@@ -78,13 +78,13 @@ class CompletionAssembler:
 
 
 def _complete(whole: _Model, further: FurtherParts, *, dropping: tuple[str, ...] = (), keeps_numbers: bool = True) -> _Model:
-    """Return an object with the further fields of its parts: as its own fields if it declares them and has no value yet.
+    """Return an object with the additional fields of its parts, set as its own fields if it declares them and has no value yet.
 
     Args:
         whole: the object.
         further: the fields.
-        dropping: names that are left out.
-        keeps_numbers: False: numbers and booleans are left out. In a delta they are about one token (``token_id``), not about the message.
+        dropping: names to leave out.
+        keeps_numbers: False leaves out numbers and booleans. In a delta they are about one token (``token_id``), not about the message.
     """
     found = {
         name: value
@@ -99,7 +99,7 @@ def _complete(whole: _Model, further: FurtherParts, *, dropping: tuple[str, ...]
 
 
 def assemble(chunks: Iterable[ChatCompletionChunk]) -> ChatCompletion:
-    """Return the completion that these chunks make."""
+    """Return the completion that these chunks form."""
     assembler = CompletionAssembler()
     for chunk in chunks:
         assembler.add(chunk)
@@ -135,7 +135,7 @@ class _ChoiceParts:
         if delta.content is not None:
             self.has_content = True
             self.content.append(delta.content)
-        thinking = delta.reasoning_content or delta.reasoning  # two names of one text; a server uses one of them
+        thinking = delta.reasoning_content or delta.reasoning  # two names for one text; a server uses one of them
         if thinking:
             self.names_it_reasoning = not delta.reasoning_content and (self.names_it_reasoning or not self.reasoning)
             self.reasoning.append(thinking)
@@ -149,7 +149,7 @@ class _ChoiceParts:
         self._add_provided(choice)
 
     def _add_provided(self, choice: ChunkChoice) -> None:
-        """Add what only some servers send."""
+        """Add fields that only some servers send."""
         for name in _PROVIDED:
             if (value := getattr(choice, name)) is not None:
                 self.provided.add({name: value})
@@ -202,7 +202,7 @@ class _ChoiceParts:
 
 
 def _tool_call(call: CallParts, *, is_whole: bool) -> ToolCall:
-    """Return a call. A whole one without arguments has an empty object, as in answers that are not streamed."""
+    """Return a call. A complete one without arguments gets an empty object, as in answers that are not streamed."""
     text = "".join(call.arguments)
     if call.is_custom:
         custom = _complete(CustomCall(call.name, text), call.function_further)

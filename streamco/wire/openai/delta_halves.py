@@ -1,4 +1,4 @@
-"""Halves of characters in the deltas of a chat answer, whose texts go on in other deltas."""
+"""Halves of characters in the deltas of a chat answer, whose texts continue in other deltas."""
 
 from __future__ import annotations
 
@@ -24,26 +24,27 @@ _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 
 _Model = TypeVar("_Model", bound=ResponseModel)
 _Text = tuple[int, str, int]
-"""Number of a choice, name of one of its texts, and, of a call's, the call's number."""
+"""Number of a choice, name of one of its texts and, for a call's text, the call's number."""
 
 
 class DeltaHalves:
     """Joins the halves of characters in the deltas of one answer; its parser owns it.
 
-    A half is given up, as U+FFFD, when the choice goes on with another text: servers that cut characters write one text after the other.
+    A half is given up, as U+FFFD, when the choice continues with another text, because servers that cut characters write one text after
+    the other.
     """
 
     def __init__(self) -> None:
         self._halves = TextHalves()
-        self._open: dict[int, set[_Text]] = {}  # texts of which a half is held, by choice
+        self._open: dict[int, set[_Text]] = {}  # texts with a held half, by choice
         self.is_open = False
         """True if a half waits for the other one."""
 
     def join(self, choice: ChunkChoice) -> bool:
-        """Make the characters of a choice's delta whole. Return True if it has half a character at the end, which is held.
+        """Make the characters of a choice's delta whole. Returns True if it ends with half a character, which is held.
 
         Args:
-            choice: the choice, with its number and those of its calls as the reader gets them.
+            choice: the choice, with its number and its calls' numbers as the reader gets them.
         """
         before = self._open.pop(choice.index, set())
         held: set[_Text] = set()
@@ -75,7 +76,7 @@ class DeltaHalves:
         return bool(held)
 
     def give_up_all(self) -> list[tuple[int, ChoiceDelta]]:
-        """Return the ends of texts that a half was held of, one delta a choice, each with its number. Nothing is held any more."""
+        """Return the ends of texts with a held half, one delta per choice, each with its number. Afterwards nothing is held."""
         self._open.clear()
         self.is_open = False
         ends: dict[int, ChoiceDelta] = {}
@@ -85,14 +86,14 @@ class DeltaHalves:
 
 
 def make_whole(model: _Model) -> _Model:
-    """Replace the halves of characters in an object's further fields, which no other half follows, and return the object."""
+    """Replace the halves of characters in an object's additional fields, which no other half follows, and return the object."""
     further = further_fields(model)
     further.update({name: whole_values(value) for name, value in further.items()})
     return model
 
 
 def _pieces(delta: ChoiceDelta) -> Iterator[tuple[tuple[str, int], Any, str]]:
-    """Yield name and number of each text that a delta may have a piece of, with the owner of the piece and its name there."""
+    """Yield name and number of each text of which a delta may have a piece, with the owner of the piece and its name there."""
     for name in _TEXTS:
         yield (name, 0), delta, name
     further = further_fields(delta)
@@ -108,7 +109,7 @@ def _pieces(delta: ChoiceDelta) -> Iterator[tuple[tuple[str, int], Any, str]]:
 
 
 def _with_half(delta: ChoiceDelta, text: _Text) -> ChoiceDelta:
-    """Return a delta that ends a text, of which it has no piece, with half a character."""
+    """Return a delta that ends a text with half a character, and has no other piece of it."""
     _, name, number = text
     match name:
         case "arguments":

@@ -31,7 +31,7 @@ _TOO_LONG = re.compile(
     re.IGNORECASE,
 )
 
-# Error names without a number. They are those of OpenAI, DeepSeek, Anthropic, Google, OpenRouter and DashScope, in ``code``,
+# Error names without a number. They come from OpenAI, DeepSeek, Anthropic, Google, OpenRouter and DashScope, in ``code``,
 # ``status`` or ``type``.
 _STATUS_BY_NAME = {
     "invalid_request_error": 400,
@@ -89,13 +89,13 @@ _STATUS_BY_NAME = {
 def status_error(
     status: int, headers: Mapping[str, str], body: bytes, *, now: float | None = None, endpoint: str = ""
 ) -> EndpointStatusError:
-    """Return the error for an answer with an HTTP status other than 2xx.
+    """Return the error for a response with an HTTP status other than 2xx.
 
     Args:
         status: the HTTP status.
         headers: the answer's headers, with names in any case.
         body: the answer's body; the first 64 KiB are kept.
-        now: wall-clock seconds since the epoch, for a Retry-After that is a date. The answer's own Date header has precedence.
+        now: wall-clock seconds since the epoch, for a Retry-After that is a date. The response's own Date header takes precedence.
         endpoint: name of the endpoint that answered.
     """
     body = body[:_BODY_BYTES]
@@ -131,7 +131,7 @@ def stream_error(value: Any) -> EndpointStatusError:
 
 
 def find_error(value: Any) -> Any:
-    """Return the error in a decoded event or body: at the top, in a choice (OpenRouter) or in x_groq; None if there is none."""
+    """Return the error in a decoded event or body: at the top, in a choice (OpenRouter) or in x_groq, or None if there is none."""
     if isinstance(value, list):
         return next((found for item in value if (found := find_error(item)) is not None), None)
     if not isinstance(value, dict):
@@ -146,7 +146,7 @@ def is_bare_error(value: Any, *, is_all: bool) -> bool:
 
     Args:
         value: a decoded event or body.
-        is_all: nothing else came. Then a message without a status is enough; before the end, it may be a notice of the server.
+        is_all: nothing else came. Then a message without a status is enough; before the end, it may be a notice from the server.
     """
     if not isinstance(value, dict) or "choices" in value:
         return False
@@ -156,7 +156,7 @@ def is_bare_error(value: Any, *, is_all: bool) -> bool:
 
 
 def find_message(value: Any) -> str:
-    """Return the human-readable text of an error body in any of the known shapes; "" if there is none."""
+    """Return the human-readable text of an error body in any of the known shapes, or "" if there is none."""
     if isinstance(value, str):
         return _shorten(value)
     if isinstance(value, list):
@@ -171,10 +171,10 @@ def find_message(value: Any) -> str:
 
 
 def find_code(value: Any, *, status: int) -> str | None:
-    """Return the reason that an error object names in its ``code``; None: it names none, or a number.
+    """Return the reason that an error object names in its ``code``, or None if it names none, or a number.
 
-    A prompt that is too long is "context_length_exceeded" also at servers that say so in other words: Anthropic, Google, llama.cpp's
-    server, Mistral, SGLang, vLLM and xAI have no code for it.
+    A prompt that is too long is always "context_length_exceeded", even if a server says so in other words: Anthropic, Google,
+    llama.cpp's server, Mistral, SGLang, vLLM and xAI have no code for it.
     """
     error = find_error(value)
     holder = error if isinstance(error, dict) else value
@@ -187,7 +187,7 @@ def find_code(value: Any, *, status: int) -> str | None:
 
 
 def find_status(value: Any) -> int:
-    """Return the HTTP status of an error object: its number, else the status of its code, status or type name, else 500."""
+    """Return an error object's HTTP status: the number it carries, else what its ``code``, ``status`` or ``type`` name means, else 500."""
     found = _find_status(value)
     return found if found is not None else 500
 
@@ -206,7 +206,7 @@ def _find_status(value: Any) -> int | None:
 
 
 def _fold(name: Any) -> str:
-    """Return an error's name as the table has it; what is after a dot (DashScope's ``Throttling.RateQuota``) only details it."""
+    """Return an error's name as in the table, without what follows a dot (DashScope's ``Throttling.RateQuota``) and only details it."""
     return name.partition(".")[0].lower().replace("-", "_") if isinstance(name, str) else ""
 
 
@@ -218,16 +218,16 @@ def _read_number(value: Any) -> int | None:
 
 
 def parse_retry_after(headers: Mapping[str, str], *, now: float | None = None, body: Any = None) -> float | None:
-    """Return the seconds that the server asks to wait; None if it doesn't say.
+    """Return the seconds that the server asks to wait, or None if it doesn't say.
 
-    Read are ``retry-after-ms`` (OpenAI, Azure), ``Retry-After`` in seconds or as an HTTP date (RFC 9110 10.2.3; measured from the
-    answer's own Date, else from ``now``), and Google's ``RetryInfo.retryDelay`` in the body.
+    It reads ``retry-after-ms`` (OpenAI, Azure), ``Retry-After`` in seconds or as an HTTP date (RFC 9110 10.2.3; measured from the
+    response's own Date, or else from ``now``), and Google's ``RetryInfo.retryDelay`` in the body.
     """
     lowered = {name.lower(): value for name, value in headers.items()}
     milliseconds = _read_seconds(lowered.get("retry-after-ms", ""))
     text = lowered.get("retry-after", "")
     seconds = _read_seconds(text)
-    if milliseconds is not None and (milliseconds or not seconds):  # 0 beside a time in seconds is a rounded one
+    if milliseconds is not None and (milliseconds or not seconds):  # 0 next to a time in seconds is a rounded one
         return milliseconds / 1000
     if seconds is not None:
         return seconds

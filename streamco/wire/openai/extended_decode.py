@@ -1,7 +1,7 @@
-"""Decoding of events with fields that the types don't declare: once without types, then the declared part with them.
+"""Decodes events with fields that the types don't declare: once without types, then the declared part with them.
 
 Many providers that send such fields send them in each event. After one such event, the next one isn't tried with the fast decoder. The
-memory that the fields take is bounded: an empty object takes 3 bytes of an event and twenty times as much as an object.
+memory that the fields take is limited, because an empty object takes 3 bytes in an event but twenty times as much in memory.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from streamco.wire.openai.lenient_decode import check_depth, decode_object, has_
 
 __all__ = ["ExtendedDecoder"]
 
-_FREE_ELEMENTS = 65_536  # of an answer, in arrays and objects of further fields
-_BYTES_AN_ELEMENT = 32  # each so many bytes of such events allow one more; real ones have at least 50 bytes for each element
+_FREE_ELEMENTS = 65_536  # of an answer, in arrays and objects of undeclared fields
+_BYTES_AN_ELEMENT = 32  # this many bytes of such events allow one more; real ones have at least 50 bytes for each element
 _MAX_LEFT = 1 << 20
 
 
@@ -33,16 +33,16 @@ class ExtendedDecoder:
     def __init__(self, api: Api = "chat") -> None:
         self._is_chat = api == "chat"
         self.place = b'"delta"' if self._is_chat else b'"text"'
-        """The key that the API has the text of an event under, as in its JSON."""
+        """The JSON key of an event's text in this API."""
         self._fast = decode_chat_chunk if self._is_chat else decode_text_chunk
         self.usual: Callable[[bytes], ChatCompletionChunk] = self._fast
-        """What decodes the next event: the fast decoder, or ``decode`` if the event before had unknown fields."""
+        """The function that decodes the next event: the fast decoder, or ``decode`` if the event before had unknown fields."""
         self._left = _FREE_ELEMENTS
         self.has_dropped = False
-        """True if an event's further fields were dropped, because they and those before them had too many elements."""
+        """True if an event's undeclared fields were dropped, because they and those before them had too many elements."""
 
     def decode(self, payload: bytes) -> ChatCompletionChunk:
-        """Return the chunk of an event. Of its further fields, those that are null are left out.
+        """Return the chunk of an event. Undeclared fields that are null are left out.
 
         Raises:
             msgspec.DecodeError, UnicodeDecodeError: it is not JSON, or a known field has another type.
@@ -56,7 +56,7 @@ class ExtendedDecoder:
         return put_back(chunk, unknown) if unknown is not None and self._may_keep(unknown, payload) else chunk
 
     def decode_long(self, payload: bytes) -> ChatCompletionChunk:
-        """Decode an event that is long enough to be nested too deep, also in a declared field, with the decoder that is usual now.
+        """Decode an event that is long enough to be nested too deep, even in a declared field, with the decoder in ``usual``.
 
         Raises:
             msgspec.DecodeError, ValueError, RecursionError: it doesn't fit the types, or is nested too deep.
@@ -66,7 +66,7 @@ class ExtendedDecoder:
         return self.usual(payload)
 
     def extend_usage(self, chunk: ChatCompletionChunk, payload: bytes) -> None:
-        """Give a chunk's usage its further fields, which the fast decoder skips: most answers have one usage."""
+        """Add to a chunk's usage its undeclared fields, which the fast decoder skips, because most answers have only one usage."""
         if chunk.usage is None or further_fields(chunk.usage):
             return
         if has_many_brackets(payload):  # more than any usage has
@@ -77,7 +77,7 @@ class ExtendedDecoder:
             chunk.usage = put_back(chunk.usage, unknown)
 
     def _may_keep(self, unknown: UnknownPart, payload: bytes) -> bool:
-        """Return True if these further fields are within the bound, and charge them. They are counted only if a rough bound is too high."""
+        """Return True if these fields are within the limit, and charge them. They are counted only if a rough bound is too high."""
         self._left = min(self._left + len(payload) // _BYTES_AN_ELEMENT, _MAX_LEFT)
         elements = payload.count(b",") + payload.count(b"{") + payload.count(b"[")
         if elements > self._left:
@@ -90,7 +90,7 @@ class ExtendedDecoder:
 
 
 def _count_elements(unknown: UnknownPart, limit: int) -> int:
-    """Return the number of elements in the arrays and objects of further fields; counting stops beyond the limit."""
+    """Return the number of elements in the arrays and objects of undeclared fields; counting stops beyond the limit."""
     level: list[Any] = [item for fields in unknown.all_fields() for item in fields.values()]
     found = 0
     while found <= limit:

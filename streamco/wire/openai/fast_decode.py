@@ -1,4 +1,4 @@
-"""Fast decoders: the JSON of one event becomes a chunk in a single pass.
+"""Fast decoders, which turn the JSON of one event into a chunk in a single pass.
 
 The types refuse unknown fields, so the decoders raise for an event that has some. Such an event is decoded again, with these fields: see
 ``extended_decode``.
@@ -60,7 +60,7 @@ _decode_text = msgspec.json.Decoder(TextChunk).decode
 
 
 def decode_text_chunk(payload: bytes) -> ChatCompletionChunk:
-    """Decode a legacy text completion event as a chat chunk: ``text`` becomes ``delta.content``. It raises as ``decode_chat_chunk``."""
+    """Decode a legacy text completion event as a chat chunk: ``text`` becomes ``delta.content``. It raises like ``decode_chat_chunk``."""
     return make_chat_chunk(_decode_text(payload))
 
 

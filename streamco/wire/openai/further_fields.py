@@ -1,4 +1,4 @@
-"""Fields that a server sends beyond the declared ones, at every level of an event."""
+"""Fields that a server sends in addition to the declared ones, at every level of an event."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def unknown_fields(kind: type[ResponseModel], value: Any, *, excluding: tuple[st
 
     Args:
         kind: the type.
-        value: the object, or another JSON value, which has none.
+        value: the object; any other JSON value has none.
         excluding: names that have been read in another way.
     """
     if not isinstance(value, dict):
@@ -62,10 +62,10 @@ _TEXT_NAMES = ("text", "content", "parts")
 
 
 def may_hold_text(fields: dict[str, Any]) -> bool:
-    """Return True if further fields of a choice may hold the answer's text, in a form that nobody reads.
+    """Return True if additional fields of a choice may hold the answer's text, in a form that nobody reads.
 
-    A text may, and so may an object with something under ``text``, ``content`` or ``parts``, also inside of other objects and lists.
-    Names that are read (Moonshot's ``usage``), or that say something else (Azure's filter), don't count.
+    A text may, and so may an object with something under ``text``, ``content`` or ``parts``, even inside other objects and lists.
+    Names that are read (Moonshot's ``usage``), or that mean something else (Azure's filter), don't count.
     """
     return any(_is_text_holder(item) for name, item in fields.items() if name not in _READ)
 
@@ -87,14 +87,14 @@ class UnknownPart(Struct, frozen=True):
 
     Args:
         fields: its own unknown fields.
-        inner: the same of objects in it, each with the field's name and, if the field is a list, the place.
+        inner: the same for objects in it, each with the field's name and, if the field is a list, the place.
     """
 
     fields: dict[str, Any]
     inner: list[tuple[str, int | None, UnknownPart]]
 
     def all_fields(self) -> Iterator[dict[str, Any]]:
-        """Give the unknown fields of the object and of all objects in it."""
+        """Yield the unknown fields of the object and of all objects in it."""
         yield self.fields
         for _, _, part in self.inner:
             yield from part.all_fields()
@@ -102,13 +102,13 @@ class UnknownPart(Struct, frozen=True):
 
 @cache
 def _shape(kind: type[Struct]) -> tuple[frozenset[str], tuple[tuple[str, type[Struct]], ...]]:
-    """Return the names that a type declares, without those that may only be null, and its fields that are objects or lists of them."""
+    """Return the names that a type declares, except those that may only be null, and its fields that are objects or lists of them."""
     known = frozenset(each.name for each in msgspec.structs.fields(kind) if each.type is not type(None))
     return known, tuple(_NESTED.get(kind, {}).items())
 
 
 def take_unknown(kind: type[Struct], value: dict[str, Any]) -> UnknownPart | None:
-    """Take the fields that a type doesn't declare out of a decoded object, at all levels; None: it has none except nulls.
+    """Remove and return the fields that a type doesn't declare from a decoded object, at all levels; None if all are null.
 
     Args:
         kind: the type.

@@ -1,11 +1,10 @@
-"""Joining a server's further fields, which come in pieces as the text does.
+"""Joins a server's additional fields, which come in pieces like the text.
 
 Nothing says which unknown fields are pieces and which are repeated, so these rules decide. The result of one piece is the piece.
 
-- In a delta: strings are joined, unless all are the same or their name is a label's; lists are joined; objects are merged.
-- Items of a list with an ``index`` (``reasoning_details`` of OpenRouter, ``executed_tools`` of Groq) are merged with the item of the same
-  type and index before them. Their texts and ``citations`` are joined, and other values replace those before them. Encrypted items are
-  whole.
+- In a delta: strings are joined, unless all are equal or their name is a label's; lists are joined; objects are merged.
+- Items of a list with an ``index`` (``reasoning_details`` of OpenRouter, ``executed_tools`` of Groq) are merged with the former item of
+  the same type and index. Their texts and ``citations`` are joined, and other values replace the former ones. Encrypted items come whole.
 - In a choice or a chunk: objects are merged; of all other values, the last is kept (``citations`` are repeated and grow).
 
 A null is kept only if no other value came.
@@ -26,10 +25,10 @@ _PIECES = _TEXTS | {_CITATIONS}
 
 
 class FurtherParts:
-    """The pieces of one object's further fields; they are joined once, at the end.
+    """The pieces of one object's additional fields, which are joined once, at the end.
 
     Args:
-        are_deltas: strings and lists are pieces, as in a delta; False: the last one counts.
+        are_deltas: strings and lists are pieces, as in a delta; if False, the last value counts.
     """
 
     def __init__(self, *, are_deltas: bool) -> None:
@@ -37,7 +36,7 @@ class FurtherParts:
         self._pieces: dict[str, list[Any]] = {}
 
     def add(self, fields: Mapping[str, Any]) -> None:
-        """Add what one chunk has."""
+        """Add the fields of one chunk."""
         for name, value in fields.items():
             pieces = self._pieces.setdefault(name, [])
             if self._are_deltas:
@@ -53,9 +52,9 @@ class FurtherParts:
 
 
 def _add_newer(pieces: list[Any], value: Any) -> None:
-    """Add a value of a field of which the last value counts. Only objects, which are merged, need those before them.
+    """Add a value of a field whose last value counts. Only objects, which are merged, need the former ones.
 
-    A server may repeat a long list in each event.
+    The former values are dropped because a server may repeat a long list in each event.
     """
     if value is None and pieces:
         return
@@ -63,7 +62,7 @@ def _add_newer(pieces: list[Any], value: Any) -> None:
         pieces.clear()
     is_object = isinstance(value, dict)
     if pieces and not (is_object and isinstance(pieces[0], dict)):
-        del pieces[is_object:]  # before an object, one other value is kept: it is merged with nothing
+        del pieces[is_object:]  # of other values only one is kept, because it isn't merged
     pieces.append(value)
 
 
@@ -91,7 +90,7 @@ def merge(pieces: Sequence[Any], *, name: str = "") -> Any:
 
 
 def join_items(lists: Sequence[list[Any]]) -> list[Any]:
-    """Return the items of all lists; see the module."""
+    """Return the joined items of all lists by the module's rules."""
     if len(lists) == 1:
         return lists[0]
     groups: list[list[Any]] = []
@@ -107,7 +106,7 @@ def join_items(lists: Sequence[list[Any]]) -> list[Any]:
 
 
 def _merge_item(pieces: list[Any]) -> Any:
-    """Return the item that these pieces make."""
+    """Return the item that these pieces form."""
     lists = [piece[_CITATIONS] for piece in pieces if isinstance(piece, dict) and piece.get(_CITATIONS) is not None]
     if len(lists) < 2 or not all(isinstance(each, list) for each in lists):
         return merge(pieces)
@@ -126,7 +125,7 @@ def _group(item: Any, groups: list[list[Any]], newest: dict[tuple[str, int], int
 
 
 def _key(item: Any) -> tuple[str, int] | None:
-    """Return type and index of an item that may be a piece; None: it is whole."""
+    """Return the type and index of an item that may be a piece, or None if it is whole."""
     if not isinstance(item, dict) or type(item.get("index")) is not int or item.get("data") is not None:
         return None
     return str(item.get("type")), item["index"]

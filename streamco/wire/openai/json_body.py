@@ -1,4 +1,4 @@
-"""Answers that are one JSON object, whether a stream was asked for or not."""
+"""Answers that are one JSON object, whether a stream was requested or not."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["JSONBody", "decode_body", "excerpt", "is_json", "split_answer"]
 
 
 class JSONBody:
-    """Collects a body that begins with JSON. NDJSON (one JSON object a line, as in Ollama's own API) is refused at its second line.
+    """Collects a body that begins with JSON. NDJSON (one JSON object per line, as in Ollama's own API) is refused at its second line.
 
     Args:
-        limit_bytes: size of the largest body, in bytes.
+        limit_bytes: maximum size of a body, in bytes.
     """
 
     def __init__(self, *, limit_bytes: int) -> None:
@@ -32,7 +32,7 @@ class JSONBody:
         """Add bytes of the body.
 
         Raises:
-            EndpointError: the body is too large, NDJSON, or an error that more lines follow.
+            EndpointError: the body is too large, NDJSON, or an error followed by more lines.
         """
         self._data += data
         if len(self._data) > self.limit_bytes:
@@ -58,7 +58,7 @@ class JSONBody:
 
 
 def _refuse_lines(first: bytes) -> EndpointError:
-    """Return the error for lines of JSON. The first line may be an error itself: some gateways send one without ``data:``, then [DONE]."""
+    """Return the error for lines of JSON. The first line may itself be an error: some gateways send one without ``data:``, then [DONE]."""
     value = decode_object(first)
     if (error := find_error(value)) is not None:
         return stream_error({"error": error})

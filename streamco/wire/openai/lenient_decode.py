@@ -1,7 +1,7 @@
 """Lenient decoding of chunks that don't fit OpenAI's types.
 
 The typed decoder refuses a whole chunk if one field has another type. The functions here decode without types, and keep what they
-understand and the fields that no type has. That costs 15 to 30 times as much, and only such chunks pay it.
+understand as well as undeclared fields. That costs 15 to 30 times as much, but only for such chunks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
     "newer_usage",
 ]
 
-_MAX_LEVELS = 100  # real answers have ten; walking a value recurses once a level, on a stack that the caller uses too
+_MAX_LEVELS = 100  # real answers have ten; walking a value recurses once per level, on the caller's stack
 _MAX_DIGITS = 18  # integers of up to 18 digits fit 64 bits
 
 _Details = TypeVar("_Details", PromptTokensDetails, CompletionTokensDetails)
@@ -53,7 +53,7 @@ def decode_object(data: bytes, *, has_pieces: bool = False) -> Any:
         has_pieces: it is an event of a stream. Halves of characters in pieces of its texts stay as they are; others are U+FFFD.
 
     Raises:
-        ValueError: it is not JSON at all, or it is nested deeper than 100 levels.
+        ValueError: it isn't JSON at all, or is nested deeper than 100 levels.
     """
     try:
         value = check_depth(_decode_strict(data), data)
@@ -66,7 +66,7 @@ def decode_object(data: bytes, *, has_pieces: bool = False) -> Any:
 
 
 def _decode_strict(data: bytes) -> Any:
-    """Return the value; None if it is null or has a fault."""
+    """Return the value, or None if it is null or faulty."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -74,12 +74,12 @@ def _decode_strict(data: bytes) -> Any:
 
 
 def _read_integer(digits: str) -> int | float:
-    """Return an integer; a float if it is long, because ``int`` refuses thousands of digits and no answer needs them."""
+    """Return an integer, or a float if it is long, because ``int`` refuses thousands of digits and no answer needs them."""
     return int(digits) if len(digits) <= _MAX_DIGITS else float(digits)
 
 
 def check_depth(value: Any, data: bytes) -> Any:
-    """Return the value if it isn't too deep. It is walked only if its text has enough brackets to be too deep.
+    """Return the value if it isn't nested too deep. It is walked only if its text has enough brackets to be so.
 
     Raises:
         ValueError: it is nested deeper than 100 levels.
@@ -96,7 +96,7 @@ def check_depth(value: Any, data: bytes) -> Any:
 
 
 def has_many_brackets(data: bytes) -> bool:
-    """Return True if JSON may be nested deeper than 100 levels, by its brackets."""
+    """Return True if, by the number of its brackets, JSON may be nested deeper than 100 levels."""
     return data.count(b"[") + data.count(b"{") > _MAX_LEVELS
 
 
@@ -128,9 +128,9 @@ _MAX_COUNT = 1 << 24  # tokens; the longest contexts have 10 million
 
 
 def find_usage(value: dict[str, Any]) -> CompletionUsage | None:
-    """Return the token counts of a decoded chunk: its ``usage``, that of ``x_groq`` (Groq) or of a choice (Moonshot); None: it has none.
+    """Return a decoded chunk's token counts: its ``usage``, or the one in ``x_groq`` (Groq) or in a choice (Moonshot); None if it has none.
 
-    One with both counts comes before one in which a count is zero.
+    A usage with both counts is preferred to one in which a count is zero.
     """
     choices = value.get("choices")
     holders = [value, value.get("x_groq"), *(choices if isinstance(choices, list) else ())]
@@ -139,7 +139,7 @@ def find_usage(value: dict[str, Any]) -> CompletionUsage | None:
 
 
 def is_plausible(usage: CompletionUsage) -> bool:
-    """Return False if a usage holds a count that no request has: below 0, or above 16 million. It is not billed then, but estimated."""
+    """Return False if a usage holds a count that no request has: below 0 or above 16 million. It is then estimated instead."""
     prompt, completion, total = usage.prompt_tokens, usage.completion_tokens, usage.total_tokens
     if min(prompt, completion, total) < 0 or max(prompt, completion, total) > _MAX_COUNT:
         return False
@@ -152,9 +152,9 @@ def is_plausible(usage: CompletionUsage) -> bool:
 
 
 def newer_usage(known: CompletionUsage | None, new: CompletionUsage | None) -> CompletionUsage | None:
-    """Return a new usage if it may be true and has a count, else None.
+    """Return a new usage if it is plausible and has a count, otherwise None.
 
-    Zero after a count is a server that doesn't count, not a correction. So ``new`` gets the known count in the place of a zero.
+    Zero after a count means that the server doesn't count; it isn't a correction. So the known count replaces a zero in ``new``.
     """
     if new is None or not is_plausible(new) or not (new.prompt_tokens or new.completion_tokens):
         return None
@@ -194,7 +194,7 @@ _RENAMED = ("input_tokens", "output_tokens", "input_tokens_details", "output_tok
 
 
 def _first_count(value: dict[str, Any], *names: str) -> int | None:
-    """Return the first count of several names that isn't zero; zero, if one of them is; None: there is none."""
+    """Return the first non-zero count among several names, zero if there are only zeros, or None if there is none."""
     counts = [_count(count) for name in names if (count := value.get(name)) is not None and isinstance(count, int | float | str)]
     return next((count for count in counts if count), counts[0] if counts else None)
 
@@ -249,7 +249,7 @@ def _build_delta(value: dict[str, Any]) -> ChoiceDelta:
 
 
 def _split_content(value: Any) -> tuple[str | None, str | None]:
-    """Return text and thinking of a content. It may be a list of parts (Mistral: ``text`` parts, and nested ``thinking`` parts)."""
+    """Return the text and the thinking in a content, which may be a list of parts (Mistral: ``text`` and nested ``thinking`` parts)."""
     if not isinstance(value, list):
         return _text(value), None
     text: list[str] = []
@@ -291,7 +291,7 @@ def _build_custom(value: Any) -> CustomDelta | None:
 
 
 def _text_or_json(value: Any) -> str | None:
-    """Return a string; an object in its place (Ollama's arguments) is written as JSON."""
+    """Return a string. An object in its place (Ollama's arguments) is written as JSON."""
     return msgspec.json.encode(value).decode() if isinstance(value, dict | list) else _text(value)
 
 
@@ -303,14 +303,14 @@ def _text(value: Any) -> str | None:
 
 
 def _count(value: Any) -> int:
-    """Return the whole number in 3, 3.0 or "3"; 0 for anything else and for numbers that no counter reaches."""
+    """Return the whole number in 3, 3.0 or "3", or 0 for anything else and for impossibly large numbers."""
     if isinstance(value, str) and len(value) <= _MAX_DIGITS and value.isascii() and value.isdigit():
         return int(value)
     return int(value) if isinstance(value, int | float) and abs(value) < 10**_MAX_DIGITS else 0
 
 
 def _index(value: Any) -> int | None:
-    """Return the index in 3, 3.0 or "3"; None for anything else, so that the delta has none."""
+    """Return the index in 3, 3.0 or "3". For anything else return None, so that the delta has no index."""
     is_number = value.isascii() and value.isdigit() if isinstance(value, str) else type(value) in {int, float}
     return _count(value) if is_number else None
 
@@ -322,13 +322,14 @@ def _get(value: Any, key: str) -> Any:
 class CumulativeText:
     """Turns contents that repeat the text so far into increments.
 
-    A reader can't take text back. If the server revises its text, nothing is passed on until a content continues the text passed on before.
-    Some servers send increments in the same form. If the second content of an answer doesn't repeat the first one, all are increments.
+    Text that was passed on can't be taken back. If the server revises its text, nothing is passed on until a content continues what was
+    passed on before. Some servers send increments in the same form: if an answer's second content doesn't repeat the first, all are
+    increments.
     """
 
     def __init__(self) -> None:
         self._passed: dict[int, str] = {}  # text passed on so far, by choice
-        self._repeats: bool | None = None  # None: not known yet
+        self._repeats: bool | None = None  # None if not known yet
 
     @property
     def has_begun(self) -> bool:
@@ -336,12 +337,12 @@ class CumulativeText:
         return 0 in self._passed
 
     def begin(self, text: str) -> None:
-        """Set the text that the first choice had in proper deltas, before its first repetition."""
+        """Set the text that the first choice had in real deltas, before its first repetition."""
         self._passed[0] = text
         self._repeats = True if text else None
 
     def keep_new(self, chunk: ChatCompletionChunk) -> None:
-        """Reduce the contents of a chunk, each the whole text so far, to what is new in them."""
+        """Reduce a chunk's contents, each of which is the whole text so far, to what is new in them."""
         for choice in chunk.choices:
             content = choice.delta.content
             if not content:
@@ -351,7 +352,7 @@ class CumulativeText:
                 self._repeats = content.startswith(known)
             if self._repeats is False:
                 continue
-            if self._repeats and "\ud800" <= content[-1] <= "\udbff":  # half a character, which comes once more
+            if self._repeats and "\ud800" <= content[-1] <= "\udbff":  # half a character, which will be repeated
                 content = choice.delta.content = content[:-1]
             if content.startswith(known):
                 self._passed[choice.index] = content

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, in the shape of OpenAI's chat completions."""
+"""Log-probabilities of tokens, in the format of OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from streamco.openai_types import ChoiceLogprobs
 
 __all__ = ["MAX_TOP_LOGPROBS", "UNLIKELY", "TokenLogprob", "chat_logprobs", "token_logprobs"]
 
-MAX_TOP_LOGPROBS = 20  # alternatives of each token that a request may ask for, as at OpenAI
+MAX_TOP_LOGPROBS = 20  # alternatives for each token that a request may ask for, as in OpenAI's API
 
-UNLIKELY = -9999.0  # log-probability that OpenAI sends for a token that is not among the most likely ones
+UNLIKELY = -9999.0  # log-probability that OpenAI sends for a token that isn't among the most likely ones
 
 Top = Sequence[tuple[int, float]]
 TokenLogprob = tuple[int, float | None, list[tuple[int, float]]]
-"""A token's id, its log-probability (None: not known), and the likeliest (id, log-probability) in its place."""
+"""A token's id, its log-probability (None if not known), and the likeliest (id, log-probability) in its place."""
 
 
 def token_logprobs(ids: Sequence[int], tops: Sequence[Top] | None, count: int) -> list[TokenLogprob]:
@@ -24,7 +24,8 @@ def token_logprobs(ids: Sequence[int], tops: Sequence[Top] | None, count: int) -
 
     Args:
         ids: the tokens that make up the text.
-        tops: for each of them (id, probability) in its place, best first. A token that isn't there counts as unlikely. None: not known.
+        tops: for each token, (id, probability) of the candidates in its place, best first. A token that isn't among them counts as
+            unlikely. None if not known.
         count: number of alternatives.
     """
     if tops is None:

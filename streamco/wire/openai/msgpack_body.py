@@ -1,8 +1,8 @@
 """Request bodies in MessagePack: the fields of the JSON body, and packed token ids as bytes instead of base64.
 
-``streamco serve`` takes them beside JSON, for hand-overs by token ids. A body is one map with text as keys. Bytes are values of the outer
-map only, because no other field of the API is bytes. Extension types are refused. The field ``continuation_tokens_packed`` is called
-``continuation`` here, because its own name is longer than the ids of a short answer.
+``streamco serve`` accepts them as well as JSON, for hand-overs by token ids. A body is one map with text keys. Only values of the outer
+map may be bytes, because no other field of the API is bytes. Extension types are refused. The field ``continuation_tokens_packed`` is
+called ``continuation`` here, because its full name is longer than the ids of a short answer.
 
 The decoder builds nothing that is larger than a small multiple of the body: arrays and maps have at most 4,096 elements, and all of them
 together have at most 65,536.
@@ -19,9 +19,9 @@ import msgspec
 __all__ = ["MSGPACK", "MsgpackSizeError", "decode_msgpack", "encode_msgpack"]
 
 MSGPACK = "application/vnd.msgpack"
-"""The media type, as registered at IANA."""
+"""The media type that is registered with IANA."""
 
-_MAX_LENGTH = 4096  # elements of one array or map: the decoder reserves this many places before it has seen one
+_MAX_LENGTH = 4096  # elements of one array or map, because the decoder reserves the places before it has seen any
 _MAX_ELEMENTS = 65_536
 
 _SHORT_NAMES = {"continuation_tokens_packed": "continuation"}
@@ -35,9 +35,9 @@ class MsgpackSizeError(ValueError):
 
 
 def encode_msgpack(body: Mapping[str, Any]) -> bytes | None:
-    """Encode a body; values get the form that they have in JSON, and bytes of the outer map stay bytes.
+    """Encode a body. Values get the form that they have in JSON, and bytes in the outer map stay bytes.
 
-    None: a value has no MessagePack form (an integer beyond 64 bits), or the decoder would refuse the size.
+    Returns None if a value has no MessagePack form (an integer beyond 64 bits), or the decoder would refuse the size.
 
     Raises:
         TypeError: a value has no JSON form.
@@ -57,7 +57,7 @@ def decode_msgpack(body: bytes) -> dict[str, Any]:
 
     Raises:
         MsgpackSizeError: it has too many elements.
-        ValueError: it is not one MessagePack map, or holds something that no field of the API is.
+        ValueError: it isn't one MessagePack map, or contains a type that no field of the API has.
     """
     counter = _Counter()
     try:
@@ -112,7 +112,7 @@ class _Counter:
 
 
 def _explain(error: ValueError) -> ValueError:
-    """Return the error in this project's words; msgpack gives some of its own no text."""
+    """Return the error with this project's wording, because some of msgpack's errors have no text."""
     if isinstance(error, MsgpackSizeError):
         return error
     text = str(error)

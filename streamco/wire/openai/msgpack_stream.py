@@ -1,6 +1,6 @@
 """A streamed answer in MessagePack: text with packed token ids, in fewer bytes than server-sent events.
 
-``streamco serve`` sends it to a client that accepts it in this format, which has the number 2. The body is a sequence of MessagePack
+``streamco serve`` sends it to a client that accepts this format, which has the number 2. The body is a sequence of MessagePack
 objects, and each type has one meaning:
 
 =======  ===========================================================================================================================
@@ -11,14 +11,14 @@ nil      nothing: the server is alive
 map      the end: ``finish_reason``, ``usage``; or ``error``, OpenAI's error object
 =======  ===========================================================================================================================
 
-A third element is sent with the piece that a stop string begins in. No ids come with it, because they hold more than its text.
+A third element is sent with the piece in which a stop string begins. No ids come with it, because they would cover more than its text.
 
-The checksum is the low half, little-endian, of the CRC-32 of all pieces so far: of each its text in UTF-8, its packed ids, its finish
-reason. A connection can break inside an object with other bytes after it, which may read as a piece with other ids. An answer that is
-continued from these would be another one.
+The checksum is the low half, little-endian, of the CRC-32 of all pieces so far: for each, its text in UTF-8, its packed ids and its finish
+reason. A connection can break inside an object and other bytes follow, which may read as a piece with other ids. An answer continued from
+these would be a different one.
 
-A beginning without ``format`` is that of an older server, which has no checksums. Of such an answer only the text is read, because an
-answer must not be continued from ids that nothing checks.
+A beginning without ``format`` comes from an older server, which sends no checksums. Only the text of such an answer is read, because an
+answer must not be continued from unchecked ids.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from streamco.wire.token_frames import TokenCodec
 __all__ = ["ACCEPTED", "FORMAT", "KEEPALIVE", "MsgpackStreamParser", "PieceEncoder", "encode_ending", "encode_error", "encode_opening"]
 
 FORMAT = 2  # of an answer; 1 had no checksums
-ACCEPTED = f"{MSGPACK};v={FORMAT}"  # what a client names in ``Accept``: short, because a hand-over must not be larger than its text
+ACCEPTED = f"{MSGPACK};v={FORMAT}"  # what a client sends in ``Accept``; short, because a hand-over must not be larger than its text
 KEEPALIVE = b"\xc0"
 _CHECKSUM_BYTES = 2
-_FED = 64 << 10  # bytes; the unpacker's buffer holds so much beside an unfinished object
+_FED = 64 << 10  # bytes; the unpacker's buffer holds this much in addition to an unfinished object
 _MAX_LENGTH = 64  # elements of an array or map
 
 _LIMITS = Limits()
@@ -66,7 +66,7 @@ class _Checksum:
         self._crc = 0
 
     def add(self, text: str, ids: bytes, finish_reason: str | None) -> bytes:
-        """Add a piece, and return the bytes that belong after its packed ids."""
+        """Add a piece, and return the bytes to append to its packed ids."""
         crc = zlib.crc32(ids, zlib.crc32(text.encode(), self._crc))
         self._crc = crc = crc if finish_reason is None else zlib.crc32(finish_reason.encode(), crc)
         return (crc & 0xFFFF).to_bytes(_CHECKSUM_BYTES, "little")
@@ -86,7 +86,7 @@ class PieceEncoder:
 
 
 def encode_ending(finish_reason: str, usage: Mapping[str, Any] | None) -> bytes:
-    """Return the object that ends an answer; ``usage`` is OpenAI's object, None: it wasn't asked for."""
+    """Return the object that ends an answer; ``usage`` is OpenAI's object, or None if it wasn't requested."""
     encoded: bytes = _pack({"finish_reason": finish_reason, "usage": usage})
     return encoded
 
@@ -101,7 +101,7 @@ class MsgpackStreamParser(AnswerParser):
     """Turns the body of one streamed answer in MessagePack into chunks; attributes and methods are those of ``ChatStreamParser``.
 
     Args:
-        codec: unpacks ids. If the server's vocabulary is another one by now, or its format an older one, chunks have no ids.
+        codec: unpacks ids. If the server's vocabulary has changed, or its format is an older one, chunks have no ids.
         endpoint: the endpoint's name in errors.
         limits: ``event_bytes`` and ``answer_bytes``.
         api: "chat" begins with the role.
@@ -119,13 +119,13 @@ class MsgpackStreamParser(AnswerParser):
         )
         self._opening: tuple[str, int, str] | None = None  # id, created, model
         self._has_ids = False
-        self._checksum: _Checksum | None = _Checksum()  # None: pieces have none
+        self._checksum: _Checksum | None = _Checksum()  # None if pieces have none
 
     def _take(self, data: bytes, chunks: list[ChatCompletionChunk]) -> None:
         """Append the chunks of the objects that the bytes complete.
 
         Raises:
-            EndpointError: they are no MessagePack, beyond a limit, no answer, or the server's error.
+            EndpointError: they aren't MessagePack, exceed a limit, aren't an answer, or are the server's error.
         """
         try:
             for start in range(0, len(data), _FED):
@@ -169,10 +169,10 @@ class MsgpackStreamParser(AnswerParser):
         return (self._chunk(ChoiceDelta("", "assistant")),) if self._api == "chat" else ()
 
     def _read_piece(self, piece: list[Any], chunks: list[ChatCompletionChunk]) -> None:
-        """Append the chunk of a piece of the answer. An empty one has none, because 6 bytes must not become a chunk of half a kilobyte.
+        """Append the chunk of a piece of the answer. An empty piece has none, because 6 bytes must not become a chunk of half a kilobyte.
 
         Raises:
-            EndpointError: it is no piece, or its finish reason means a failure. Then its text is kept.
+            EndpointError: it isn't a piece, or its finish reason means a failure; in that case its text is kept.
         """
         text, checked, reason = piece if len(piece) == 3 else (*piece, None) if len(piece) == 2 else (None, None, None)
         if type(text) is not str or type(checked) is not bytes or not (reason is None or type(reason) is str):

@@ -1,7 +1,7 @@
-"""Recognising an answer of another API: its address was given in place of an OpenAI-compatible one.
+"""Recognises an answer of another API, whose address was given instead of an OpenAI-compatible one.
 
-Such a server does what it was asked, so the same request fails in the same way again. The error names the API and what to change. An
-answer that is merely not understood may be a passing fault of the server, so it is no other API.
+Such a server does what it was asked, so the same request would fail in the same way again. The error names the API and what to change. An
+answer that is merely not understood may be a temporary fault of the server, so it doesn't count as another API.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ __all__ = ["OddEvents", "find_other_api", "foreign_answer"]
 
 
 class OddEvents:
-    """The events that are no chunks, for the error of an answer that has nothing else."""
+    """The events that aren't chunks, for the error of an answer that has nothing else."""
 
     def __init__(self) -> None:
         self.first: bytes | None = None  # the first event, if it has neither choices nor usage
-        self.has_chunk = False  # an event that has them came
-        self.text: bytes | None = None  # the first event that is no JSON
+        self.has_chunk = False  # an event that has one of them came
+        self.text: bytes | None = None  # the first event that isn't JSON
 
 
 class OtherApi(Struct, frozen=True):
@@ -30,7 +30,7 @@ class OtherApi(Struct, frozen=True):
     Args:
         name: its name, with the article.
         mark: the part of the answer that shows it.
-        remedy: what to change.
+        remedy: what the user should change.
     """
 
     name: str
@@ -49,7 +49,7 @@ _ANTHROPIC_EVENTS = ("message_start", "content_block_start", "content_block_delt
 
 
 def find_other_api(value: Any) -> OtherApi | None:
-    """Return the API that a decoded event, line or body belongs to; None if it is none of the known ones."""
+    """Return the API that a decoded event, line or body belongs to, or None if it is none of the known ones."""
     if isinstance(value, list):  # Gemini streams one JSON list
         return find_other_api(value[0]) if value else None
     if not isinstance(value, dict) or "choices" in value:
@@ -92,7 +92,7 @@ def _find_by_fields(value: dict[str, Any]) -> OtherApi | None:
 
 
 def foreign_answer(value: Any, *, form: str = "stream") -> EndpointProtocolError | None:
-    """Return the error for an answer of another API; None if it is not known to be one.
+    """Return the error for an answer of another API, or None if it is not known to be one.
 
     Args:
         value: a decoded event or line of a stream, or a whole body.

@@ -1,8 +1,8 @@
-"""Events that differ from the one before in their text alone, as most events of an answer do: copied instead of decoded.
+"""Copies instead of decoding events that differ from the one before only in their text, as most events of an answer do.
 
-Such an event's chunk is a copy of the other's with another text. That takes half the time of decoding it, and the strings that are the
-same (id, model ...) are shared. A server that sends something new with each event (OpenAI's ``obfuscation``) has no such events. Then the
-learning stops after some tries, and everything is decoded.
+Such an event's chunk is a copy of the former one with another text. That takes half the time of decoding it, and equal strings (id, model
+...) are shared. A server that sends something new with each event (OpenAI's ``obfuscation``) has no such events. Then learning stops after
+some attempts, and everything is decoded.
 
 Without the copies, an event of a bulk read costs the client 1.4 times the processor time with one stream and 1.2 times with a hundred, and
 1.9 times the instructions in both cases (two cores, 2026-11-29: 30 interleaved pairs of ``bench stream``; cachegrind). Events that wake the
@@ -23,10 +23,10 @@ from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 __all__ = ["FEW", "CopiedEvents", "RepeatedEvents"]
 
 FEW = 8
-"""Events that learning one must save, or it costs more than it saves."""
+"""How many events learning a pattern must save, or it costs more than it saves."""
 
 _MAX_CREDIT = 4.0
-_MAX_BYTES = 768  # of an event that is learned
+_MAX_BYTES = 768  # of an event whose pattern is learned
 _MAX_STRINGS = 4  # strings of an event that may be its text
 _find_strings = re.compile(rb'"(?:content|reasoning_content|reasoning|text)"\s*:\s*"((?:[^"\\]|\\.)*)"').finditer
 _PROBE = "\x7fstreamco"
@@ -44,7 +44,7 @@ class CopiedEvents(Struct, frozen=True, gc=False):
         chunks: the chunks, shape (events,).
         pieces: the text of each, shape (events,).
         longest: characters of the longest text.
-        is_content: the texts are content; False: reasoning.
+        is_content: True if the texts are content, False if they are reasoning.
     """
 
     chunks: list[ChatCompletionChunk]
@@ -65,7 +65,7 @@ class _Pattern(Struct, frozen=True):
 class RepeatedEvents:
     """Copies the events of one answer that repeat an earlier one.
 
-    Learning an event costs as much as decoding some ten. So it takes credit, which events that were copied give back.
+    Learning a pattern costs as much as decoding about ten events. So it uses up credit, which copied events give back.
 
     Args:
         decode: the fast decoder of these events.
@@ -80,17 +80,17 @@ class RepeatedEvents:
 
     @property
     def is_useful(self) -> bool:
-        """False if too few events repeat another one."""
+        """True unless too few events repeat another one."""
         return self._credit >= 1
 
     def copy_after(self, payload: bytes, chunk: ChatCompletionChunk, payloads: list[bytes], start: int) -> CopiedEvents | None:
-        """Return the chunks of consecutive events that differ from an earlier one in their text alone; None: the first doesn't.
+        """Return the chunks of consecutive events that differ from an earlier one only in their text, or None if the first doesn't.
 
         Args:
             payload: the event before them.
             chunk: its chunk.
-            payloads: events.
-            start: index of the first.
+            payloads: the events.
+            start: index of the first one.
         """
         copied = self._copy(payloads, start)
         if copied is None and self._credit >= 1:
@@ -113,7 +113,7 @@ class RepeatedEvents:
 
 
 def _find_pattern(payload: bytes, chunk: ChatCompletionChunk, decode: Decode) -> _Pattern | None:
-    """Return the pattern of an event; None: it can't be copied, or its text isn't found.
+    """Return the pattern of an event, or None if it can't be copied or its text isn't found.
 
     A string of the event is its text if another string in its place becomes the text of the chunk and changes nothing else.
     """
@@ -134,7 +134,7 @@ def _find_pattern(payload: bytes, chunk: ChatCompletionChunk, decode: Decode) ->
 
 
 def _field_of_text(chunk: ChatCompletionChunk) -> str | None:
-    """Return the field of the first choice's delta that alone holds text; None: the chunk has other values that can't be shared."""
+    """Return the field of the first choice's delta that alone holds text, or None if the chunk has other values that can't be shared."""
     if type(chunk) is not ChatCompletionChunk or len(chunk.choices) != 1:
         return None
     choice = chunk.choices[0]

@@ -29,12 +29,13 @@ def build_chat_request(
     """Build the body of ``POST /v1/chat/completions``, a new dict; the caller's objects are not changed.
 
     Args:
-        messages: the conversation, passed on unchanged, but for calls without arguments: servers read these as JSON, so they get ``{}``.
+        messages: the conversation, passed on unchanged except for calls without arguments, which get ``{}`` because servers read JSON
+            there.
         model: the model's name; None leaves it out.
-        stream: ask for a stream of events.
+        stream: request a stream of events.
         sampling: sampling options; those that are None are left out.
-        extra: further fields; they override every other field except ``stream``.
-        include_usage: ask for a last event with token counts (``stream_options``). Other stream options in ``extra`` are kept.
+        extra: additional fields; they override every other field except ``stream``.
+        include_usage: request a last event with token counts (``stream_options``). Other stream options in ``extra`` are kept.
         max_tokens_field: the server's name for the limit. OpenAI's reasoning models refuse ``max_tokens``.
     """
     body: dict[str, Any] = {"messages": [_with_arguments(message) for message in messages]}
@@ -62,7 +63,7 @@ def build_completion_request(
 
 
 def without_stream(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a body of any API that asks for a whole answer, without the fields that are about streams."""
+    """Return any API's request body changed to ask for a whole answer, without the fields about streams."""
     return {name: value for name, value in body.items() if name not in {"stream", "stream_options"}}
 
 

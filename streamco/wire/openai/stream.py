@@ -1,4 +1,4 @@
-"""OpenAI's streamed answers: bytes in, chunk objects out.
+"""Parses OpenAI's streamed answers: bytes in, chunk objects out.
 
 One event costs one typed decode and a handful of attribute reads. Events that don't fit the types, and events without content (errors,
 whole messages, usage under another name), take a slower path: see ``lenient_decode``.
@@ -32,10 +32,10 @@ __all__ = ["Api", "ChatStreamParser"]
 
 _LIMITS = Limits()
 _DONE = b"[DONE]"
-_USAGE = re.compile(rb'"usage"\s*:\s*[^\sn]')  # one that isn't null; most events of a stream with usage have a null
+_USAGE = re.compile(rb'"usage"\s*:\s*[^\sn]')  # a usage that isn't null; in a stream with usage, most events have null
 _PLACES = (b'"delta"', b'"message"', b'"text"')
 _JSON_BEGINS = (b"{", b"[", b'"')
-_SHORT = 768  # bytes of an event; too few for so many levels of nesting that walking them overflows the stack
+_SHORT = 768  # bytes of an event, too few for nesting so deep that walking it overflows the stack
 _WITHOUT_IDS, _NOT_TEXT = 1, 2
 _REMEDY = "if its API is another one, use an OpenAI-compatible base_url"
 
@@ -53,27 +53,27 @@ class ChatStreamParser:
         endpoint: the endpoint's name in errors.
         limits: ``event_bytes``, ``answer_bytes`` and, for a body that turns out to be JSON instead of events, ``body_bytes``.
         api: "chat" or "completions". Legacy text completions come out as chat chunks with the text as ``delta.content``.
-        choices: number of choices that were asked for. 1: all choices are the first, because some servers count something else in
-            ``index``. None: not known, so each index is a choice.
+        choices: number of choices that were requested. With 1, all choices are the first, because some servers count something else in
+            ``index``. None if that isn't known, so that each index counts as a choice.
     """
 
     def __init__(self, *, endpoint: str = "", limits: Limits = _LIMITS, api: Api = "chat", choices: int | None = None) -> None:
         self.endpoint = endpoint
         self.limits = limits
         self.tokens = 0
-        """Content tokens (text, reasoning, tool calls) in the chunks returned last: counted if the server sends ids, else estimated."""
+        """Content tokens (text, reasoning, tool calls) in the last returned chunks, counted if the server sends ids, else estimated."""
         self.has_progress = False
-        """True if the bytes fed last held anything that was generated, also what is no token: media, encrypted reasoning, labels."""
+        """True if the last bytes contained anything generated, even without tokens: media, encrypted reasoning, labels."""
         self.goes_on = False
-        """True if the bytes fed last held text or reasoning and nothing else: no end, no error, no half of a character."""
+        """True if the last bytes contained text or reasoning and nothing else: no end, no error, no half of a character."""
         self.usage: CompletionUsage | None = None
-        """The last usage that the server sent and that may be true."""
+        """The last plausible usage that the server sent."""
         self.is_done = False
-        """True after the server has sent [DONE]: nothing more comes."""
+        """True once the server has sent [DONE], after which nothing more comes."""
         self.error: EndpointError | None = None
-        """The reason why the answer can't go on: an error event, malformed bytes, a limit."""
+        """The reason why the answer can't continue: an error event, malformed bytes, or a limit."""
         self.ends = Completeness(choices=choices)
-        """What has come of the answer's end."""
+        """What has come so far to mark the answer's end."""
         self._extended = ExtendedDecoder(api)
         self._repeated = RepeatedEvents(self._extended.usual)
         self._sse = SSEParser(limit_bytes=limits.event_bytes)
@@ -94,12 +94,12 @@ class ChatStreamParser:
 
     @property
     def has_only_text(self) -> bool:
-        """True if the first choice's text is all that came, no reasoning and no calls."""
+        """True if only the first choice's text came, without reasoning or calls."""
         return not self._kinds & _NOT_TEXT
 
     @property
     def finish_reason(self) -> str | None:
-        """Finish reason of the first choice; of another choice as long as the first has none."""
+        """Finish reason of the first choice, or of another choice as long as the first has none."""
         return self.ends.finish_reason
 
     @property
@@ -109,7 +109,7 @@ class ChatStreamParser:
 
     @property
     def has_dropped_fields(self) -> bool:
-        """True if fields of the provider's own were dropped, because they had too many elements."""
+        """True if provider-specific fields were dropped because they had too many elements."""
         return self._extended.has_dropped
 
     @property
@@ -119,7 +119,7 @@ class ChatStreamParser:
 
     @property
     def comments(self) -> int:
-        """Number of comment lines so far. They are keep-alives: they show that the server is alive, and are not content."""
+        """Number of comment lines so far. They are keep-alives, which show that the server is alive, and aren't content."""
         return self._sse.comments
 
     def partial_text(self) -> str:
@@ -127,7 +127,7 @@ class ChatStreamParser:
         return "".join(self._text)
 
     def feed(self, data: bytes) -> list[ChatCompletionChunk]:
-        """Take bytes of the body and return the chunks that they complete. Check ``error`` and ``is_done`` afterwards."""
+        """Parse more bytes of the body and return the chunks that they complete. Check ``error`` and ``is_done`` afterwards."""
         self.tokens = 0
         self.has_progress = self.goes_on = False
         if not self._is_streaming:
@@ -146,7 +146,7 @@ class ChatStreamParser:
         return self._read(payloads) if payloads else []
 
     def close(self, *, is_proper: bool = True) -> list[ChatCompletionChunk]:
-        """Take the end of the body. Return the chunks of a last event without its blank line, or of a body that is one JSON answer.
+        """Handle the end of the body. Return the chunks of a last event without its blank line, or of a body that is one JSON answer.
 
         Args:
             is_proper: see ``Completeness.record_close``.
@@ -165,7 +165,7 @@ class ChatStreamParser:
         return chunks
 
     def finish(self) -> list[ChatCompletionChunk]:
-        """Return what is still held of an answer that is whole, if no end of the body comes: the connection was lost, or is silent."""
+        """Return what is still held of a whole answer if the body's end never comes, because the connection was lost or is silent."""
         chunks: list[ChatCompletionChunk] = []
         self.ends.record_close(is_proper=False)
         self._take_rest(chunks)
@@ -194,11 +194,11 @@ class ChatStreamParser:
         self.is_done = True
         self._record_end(self.ends.record_end())
         if self.tokens and self.usage is not None and self.usage.completion_tokens:
-            self.tokens = min(self.usage.completion_tokens, len(body))  # a token of the text is a byte at least
+            self.tokens = min(self.usage.completion_tokens, len(body))  # a token of the text has at least one byte
         return chunks
 
     def _begin(self, data: bytes) -> bytes:
-        """Handle bytes outside of a stream: blanks before it, a JSON body, bytes after the end. Return the bytes of the stream."""
+        """Handle bytes outside the stream: blanks before it, a JSON body, bytes after the end. Return the bytes of the stream."""
         if self.error is not None or self.is_done:
             return b""
         if self._body is None:
@@ -228,12 +228,12 @@ class ChatStreamParser:
             if self._odd.first is not None and not (self.ends.has_choice or self._odd.has_chunk):
                 self._fail(self._unknown_events(self._odd.first))
             else:
-                self._record_end(self.ends.record_close(is_proper=is_proper and readable == payloads))  # else it ends in half an event
+                self._record_end(self.ends.record_close(is_proper=is_proper and readable == payloads))  # otherwise it ends in half an event
                 self._take_rest(chunks)
         return chunks
 
     def _record_end(self, end: End) -> None:
-        """Fail if the end is none of a whole answer."""
+        """Fail unless the end is that of a whole answer."""
         if end == "cut":
             stray = f", and {excerpt(self._odd.text)} for an event" if self._odd.text else ""
             got = f"a truncated answer: {self.events} events, {len(self.partial_text())} characters{stray}"
@@ -248,7 +248,7 @@ class ChatStreamParser:
         tokens = kinds = at = 0
         goes_on = True
         end = len(payloads)
-        last = end - FEW if end > FEW and self._repeated.is_useful else 0  # after this one too few are left to copy
+        last = end - FEW if end > FEW and self._repeated.is_useful else 0  # after this one, too few are left to be worth copying
         ends, halves = self.ends, self._halves
         is_open = not (ends.has_reason or halves.is_open)  # nothing needs care before the next text: no reason that it takes back, no half
         while at < end:
@@ -298,8 +298,8 @@ class ChatStreamParser:
 
         Args:
             payloads: the events of one read.
-            start: index of the next event. The last one of ``chunks`` is that of the event before.
-            chunks: takes the chunks.
+            start: index of the next event. The last of ``chunks`` belongs to the event before it.
+            chunks: the list to which the chunks are added.
         """
         copied = self._repeated.copy_after(payloads[start - 1], chunks[-1], payloads, start)
         if copied is None:
@@ -312,7 +312,7 @@ class ChatStreamParser:
         return len(copied.chunks)
 
     def _check_end(self) -> None:
-        """Fail at [DONE] without a single choice: it is the stream of another API, or an answer that never began."""
+        """Fail at [DONE] without a single choice, which means another API's stream or an answer that never began."""
         if self.ends.has_choice:
             self._record_end(self.ends.record_end())
         elif self._odd.first is None or self._odd.has_chunk:
@@ -321,7 +321,7 @@ class ChatStreamParser:
             self._fail(self._unknown_events(self._odd.first))
 
     def _unknown_events(self, first: bytes) -> EndpointError:
-        """Return the error for a whole stream that wasn't understood. It may be a passing fault, so the request may be sent again."""
+        """Return the error for a whole stream that wasn't understood. It may be a temporary fault, so the request may be retried."""
         value = self._decode_lenient(first)
         if is_bare_error(value, is_all=True):
             return stream_error(value)
@@ -356,7 +356,7 @@ class ChatStreamParser:
         Args:
             payload: the event's bytes.
             refusal: why it was refused.
-            chunks: takes its chunk.
+            chunks: the list to which its chunk is added.
         """
         payload = payload.strip()
         if payload.strip(b'"') == _DONE:
@@ -371,7 +371,7 @@ class ChatStreamParser:
             try:
                 extended = self._extended.decode(payload)
             except (msgspec.DecodeError, ValueError, RecursionError):
-                pass  # a known field has another type, too, or it is nested too deep
+                pass  # a known field has another type as well, or it is nested too deep
             else:
                 self._read_chunk(extended, payload, chunks)
                 return
@@ -379,7 +379,7 @@ class ChatStreamParser:
 
     def _read_lenient(self, payload: bytes, chunks: list[ChatCompletionChunk]) -> None:
         """Read an event without types."""
-        if payload[:1] not in _JSON_BEGINS:  # a ping of a gateway; if it is more than that, the answer is truncated, and the error shows it
+        if payload[:1] not in _JSON_BEGINS:  # a gateway's ping; if it is more than that, the answer is truncated, and the error shows it
             self._odd.text = self._odd.text or payload
             return
         value = self._decode(payload)
@@ -390,13 +390,13 @@ class ChatStreamParser:
     def _read_chunk(self, chunk: ChatCompletionChunk, payload: bytes, chunks: list[ChatCompletionChunk], *, is_built: bool = False) -> None:
         """Count an event's chunk, and add it to the others unless it says nothing.
 
-        One that has its text where the API has none is decoded again without types, and so is one that seems empty, because it may hold an
-        error.
+        An event whose text isn't where the API has it is decoded again without types, and so is one that seems empty, because it may hold
+        an error.
 
         Args:
             chunk: the decoded event.
             payload: the event's bytes.
-            chunks: takes the chunk.
+            chunks: the list to which the chunk is added.
             is_built: the chunk comes from ``build_chunk``, not from the typed decoder.
         """
         is_elsewhere = bool(chunk.choices) and self._extended.place not in payload
@@ -407,7 +407,7 @@ class ChatStreamParser:
             if not self._cumulative.has_begun:
                 self._cumulative.begin(self.partial_text())
             self._cumulative.keep_new(chunk)
-        if chunk.usage is not None or _USAGE.search(payload):  # also that of x_groq
+        if chunk.usage is not None or _USAGE.search(payload):  # also finds x_groq's usage
             self._read_usage(chunk, payload, is_built)
         before = self.tokens
         had_progress, self.has_progress = self.has_progress, False
@@ -435,7 +435,7 @@ class ChatStreamParser:
             chunks.append(chunk)
 
     def _read_usage(self, chunk: ChatCompletionChunk, payload: bytes, is_built: bool) -> None:
-        """Let a chunk have the usage that its event has under any name, if it may be true; keep the newest."""
+        """Set a chunk's usage from its event, under whatever name it is there, if it is plausible; keep the newest."""
         usage = chunk.usage
         if usage is not None and not is_built:
             if not (usage.prompt_tokens and usage.completion_tokens):
@@ -451,7 +451,7 @@ class ChatStreamParser:
         self.usage = chunk.usage or self.usage
 
     def _decode_lenient(self, payload: bytes) -> dict[str, Any]:
-        """Decode an event's object without types. Return {} for other JSON values; if it isn't JSON, set ``error`` too."""
+        """Decode an event's object without types. Return {} for other JSON values, and set ``error`` if it isn't JSON."""
         value = self._decode(payload)
         return value if isinstance(value, dict) else {}
 
@@ -463,7 +463,7 @@ class ChatStreamParser:
             return None
 
     def _count_chunk(self, chunk: ChatCompletionChunk, *, may_have_halves: bool = False, is_numbered: bool = False) -> None:
-        """Count what a chunk holds; ``may_have_halves``: it was decoded without types, ``is_numbered``: it isn't the server's."""
+        """Count what a chunk holds. ``may_have_halves``: it was decoded without types; ``is_numbered``: it wasn't made by the server."""
         ends = self.ends
         for choice in chunk.choices:
             if not is_numbered:

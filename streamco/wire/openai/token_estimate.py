@@ -7,13 +7,13 @@ from streamco.openai_types import ChoiceDelta, further_fields
 __all__ = ["ONE_TOKEN", "estimate_delta", "estimate_tokens", "is_text"]
 
 ONE_TOKEN = 10  # characters; a piece up to this length counts as one token
-_BYTES_A_TOKEN = 4  # UTF-8 bytes of a token in longer pieces; OpenAI's rule of thumb, and a CJK character is 3 bytes
+_BYTES_A_TOKEN = 4  # UTF-8 bytes per token in longer pieces; OpenAI's rule of thumb, and a CJK character has 3 bytes
 
 
 def estimate_tokens(text: str) -> int:
     """Estimate the tokens in a piece of streamed text, for servers that don't send token ids.
 
-    The estimate is 0 for no text, 1 for up to 10 characters, else one token for every 4 bytes of UTF-8. Most servers send one token an
+    The estimate is 0 for no text, 1 for up to 10 characters, else one token for every 4 bytes of UTF-8. Most servers send one token per
     event. Some bundle tokens (Mistral, Gemini, Anthropic through gateways) and send longer pieces. Over 114 recorded streams with a usage
     that hides no reasoning, the median error of a whole answer is 16 %. Other lengths (8 to 24) and sizes (3.5 to 5) do no better.
     """
@@ -41,7 +41,7 @@ def estimate_delta(delta: ChoiceDelta) -> int:
 
 
 def is_text(delta: ChoiceDelta) -> bool:
-    """Return True if a delta holds text, or nothing that was generated, and nothing else that was generated. Labels don't count."""
+    """Return True if text is all that was generated in a delta, or if nothing was. Labels don't count."""
     if delta.reasoning_content or delta.reasoning or delta.refusal or delta.tool_calls or delta.function_call:
         return False
     return not (delta.audio or delta.reasoning_details or any(isinstance(item, dict | list) for item in further_fields(delta).values()))

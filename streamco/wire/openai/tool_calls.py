@@ -1,4 +1,4 @@
-"""The tool calls of an answer from their pieces, as real servers send them."""
+"""Joins an answer's tool calls from their pieces, as real servers send them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_SCALAR = 32  # pieces of a number or a word
 
 
 class JSONPieces:
-    """Tells whether a text that comes in pieces is one whole JSON value by now. All questions together read each piece once.
+    """Tells whether a text that comes in pieces is already one whole JSON value. However often it is asked, it reads each piece once.
 
     Args:
         pieces: the pieces so far. The list is kept, and may only grow.
@@ -34,7 +34,7 @@ class JSONPieces:
         self._has_begun = False
         self._is_scalar = False
         self._is_closed = False  # the first value has ended
-        self._verdict: bool | None = None  # once it is closed; None: not known
+        self._verdict: bool | None = None  # once it is closed; None if not known
 
     @property
     def is_whole(self) -> bool:
@@ -82,7 +82,7 @@ class JSONPieces:
 
 
 THINKING = ("reasoning_text", "thinking")
-"""Further fields of a delta that hold thinking: GitHub Copilot's, and that of gateways to Anthropic."""
+"""Additional fields of a delta that hold thinking, from GitHub Copilot and from gateways to Anthropic."""
 
 
 class CallParts:
@@ -119,7 +119,7 @@ class CallParts:
         self._name_length += len(piece)
 
     def is_named(self, name: str) -> bool:
-        """Return True if this is its whole name so far."""
+        """Return True if this equals its name so far."""
         return len(name) == self._name_length and name == self.name
 
     @property
@@ -131,13 +131,13 @@ class CallParts:
 class ToolCalls:
     """The tool calls in deltas as real servers send them, in the order in which they began.
 
-    A delta belongs to the call with its index. Without an index it belongs to the call with its id, without either to the last call. A
-    new index goes on with a call that has none, if it comes with that call's id, or, for the last call, with neither id nor name.
+    A delta belongs to the call with its index. Without an index it belongs to the call with its id, and without either to the last call. A
+    new index continues a call that has none, if it comes with that call's id, or, for the last call, with neither id nor name.
 
     A call begins with a new index. Some servers give every parallel call the same index, or none. There, a new call begins with a new id
     that comes with a name, or, without an id, with a name after arguments that are a whole JSON value. The input of a custom tool is any
-    text and may go on at any time, so after it another name is needed. A new id without a name begins none, because some servers make a
-    new id for each delta. Nor does the same name alone, if it was repeated before.
+    text and may continue at any time, so after it a different name is needed. A new id without a name begins no call, because some servers
+    make a new id for each delta. Nor does the same name alone, if it was repeated before.
     """
 
     def __init__(self) -> None:
@@ -153,9 +153,9 @@ class ToolCalls:
         return call
 
     def settle(self, delta: ToolCallDelta) -> None:
-        """Add a piece, and make it one that can be joined to the others by its index alone, as those of OpenAI's own servers.
+        """Add a piece, and change it so that it can be joined to the others by its index alone, like the pieces of OpenAI's servers.
 
-        Its index becomes the call's number. An id or a name that the call has already, and an empty ``custom``, are taken out.
+        Its index becomes the call's number. An id or a name that the call already has, and an empty ``custom``, are removed.
         """
         if self._add_plain(delta):
             return
@@ -173,7 +173,7 @@ class ToolCalls:
             delta.custom = None
 
     def _add_plain(self, delta: ToolCallDelta) -> bool:
-        """Add a piece of arguments with the index of its call and nothing else, as most are. False: it is another one."""
+        """Add a piece of arguments that has only the index of its call, as most have. Returns False if the piece isn't such a one."""
         function = delta.function
         if type(delta) is not ToolCallDelta or type(function) is not FunctionDelta or delta.index is None:
             return False
@@ -211,7 +211,7 @@ class ToolCalls:
             call.arguments.append(text)
 
     def _find(self, delta: ToolCallDelta, part: FunctionDelta | CustomDelta | None) -> CallParts | None:
-        """Return the call that a piece belongs to; None: it begins one."""
+        """Return the call that a piece belongs to, or None if it begins one."""
         name = part.name if part is not None else None
         last = self.calls[-1] if self.calls else None
         if delta.index is not None:
@@ -230,7 +230,7 @@ class ToolCalls:
         return None if self._begins(part, name, call) else call
 
     def _begins(self, part: FunctionDelta | CustomDelta, name: str, call: CallParts) -> bool:
-        """Return True if a name without an id begins another call than the one before, which has a name."""
+        """Return True if a name without an id begins a new call after one that has a name."""
         if not call.arguments:
             return False  # the name is split
         if call.is_custom:
@@ -245,14 +245,14 @@ class ToolCalls:
 
 
 class ChoiceNumbers:
-    """Numbers the choices and the calls in them, as OpenAI's own servers do."""
+    """Numbers the choices and the calls in them like OpenAI's own servers."""
 
     def __init__(self, *, is_one: bool) -> None:
         self._is_one = is_one
         self._calls: dict[int, ToolCalls] = {}
 
     def settle(self, choice: ChunkChoice) -> None:
-        """Change what some servers number otherwise, and name the thinking as most do, beside the name that it came under."""
+        """Correct what some servers number differently, and add the usual name for thinking to the one under which it came."""
         if self._is_one:
             choice.index = 0
         delta = choice.delta
@@ -276,13 +276,13 @@ def _is_json(text: str) -> bool:
 
 
 def _part_of(delta: ToolCallDelta) -> FunctionDelta | CustomDelta | None:
-    """Return the piece of the function's or the custom tool's call. Some servers send an empty ``custom`` beside each function."""
+    """Return the piece of the function's or the custom tool's call. Some servers send an empty ``custom`` with each function."""
     custom = delta.custom
     return custom if custom is not None and (delta.function is None or custom.name or custom.input) else delta.function
 
 
 def arguments_of(delta: ToolCallDelta) -> str | None:
-    """Return the piece of the arguments or of the input in a delta; None: it has none."""
+    """Return the piece of the arguments or of the input in a delta, or None if it has none."""
     part = _part_of(delta)
     return None if part is None else _text_of(part)
 

@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: requests to chat requests, and chat chunks to its events."""
+"""OpenAI's Responses API: translates its requests to chat requests, and chat chunks to its events."""

@@ -1,8 +1,8 @@
-"""An answer in the form of the Responses API: a ``response`` object, streamed as events that build it up.
+"""Encodes an answer in the form of the Responses API: a ``response`` object, or a stream of events that build it up.
 
 Source: OpenAI API reference, responses and responses/streaming. Reasoning is the reasoning item's ``content``, as open models' servers send
-it; ``summary`` stays empty. A failure is the event ``error`` and then ``response.failed``. ``error`` holds its fields twice: as the
-reference has them, and in an object, as OpenAI's servers send them and its SDK expects them.
+it; ``summary`` stays empty. A failure is the event ``error`` and then ``response.failed``. ``error`` holds its fields twice: as in the
+reference, and in an object, as OpenAI's servers send them and its SDK expects them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate
 
 
 def response_usage(usage: CompletionUsage | None) -> Json | None:
-    """Return the usage in this API's form; ``is_estimated`` is only in it if it is true."""
+    """Return the usage in this API's form; ``is_estimated`` is only included if it is true."""
     if usage is None:
         return None
     prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
@@ -47,7 +47,7 @@ class ResponseEvents:
         model: name of the model, if no chunk has one.
         created: seconds since the epoch.
         echo: fields of the request that the response repeats.
-        names: the request's functions in namespaces; None: it has none.
+        names: the request's functions in namespaces, if any.
     """
 
     keepalive = KEEPALIVE
@@ -63,7 +63,7 @@ class ResponseEvents:
         self._has_begun = False
 
     def opening(self) -> bytes:
-        """Return the events of a response that begins."""
+        """Return the events that begin a response."""
         if self._has_begun:
             return b""
         self._has_begun = True
@@ -82,19 +82,19 @@ class ResponseEvents:
         return self.opening() + self._encode(self._parts.end())
 
     def done(self) -> bytes:
-        """Return the event that the response is complete or, if a limit or a filter ended it, incomplete."""
+        """Return the event that says that the response is complete or, if a limit or a filter ended it, incomplete."""
         response = self._finished(self._parts.begun, self._parts.usage)
         return self._emit(f"response.{response['status']}", response=response)
 
     def failing(self, failure: Failure) -> bytes:
-        """Return the events of a failure, after text and whole calls that waited for the name of another call."""
+        """Return the events of a failure, after any text and whole calls that waited for the name of another call."""
         message, status = str(failure), failure.status
         code = failure.code or ("server_error" if status >= 500 else "invalid_request")
         kind = _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
         fields = {"code": code, "message": message, "param": failure.param}
         opening = self.opening() + self._encode(self._parts.fail())
         error = self._emit("error", **fields, error={"type": kind, **fields})
-        named = "rate_limit_exceeded" if status == 429 else "server_error" if status >= 500 else "invalid_prompt"  # those the API has
+        named = "rate_limit_exceeded" if status == 429 else "server_error" if status >= 500 else "invalid_prompt"  # codes that the API has
         output = [self._item(part, "incomplete" if part.is_open else "completed") for part in self._parts.begun]
         response = {**self._response("failed"), "output": output, "error": {"code": named, "message": message}}
         return opening + error + self._emit("response.failed", response=response)
@@ -190,7 +190,7 @@ def _event_of(part: AnswerPart) -> str:
 
 
 def _content(part: AnswerPart, *, is_new: bool = False) -> Json:
-    """Return the one content part of an item; it is empty if it is new."""
+    """Return the one content part of an item, which is empty if the item is new."""
     text = "" if is_new else part.text
     match part.kind:
         case "refusal":

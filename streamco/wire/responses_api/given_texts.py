@@ -1,7 +1,7 @@
-"""What of a response's texts the reader has, so that each text is given once, in whatever events it comes.
+"""Keeps track of what the reader has of a response's texts, so that each text is given once, in whatever events it comes.
 
-The API sends each text in deltas, once more whole when it is done, and a third time in the finished response. Gateways leave out some of
-these, or number the parts differently. The rest of a text that is done is what its deltas have not given.
+The API sends each text in deltas, then again as a whole when it is done, and a third time in the finished response. Gateways leave out some
+of these, or number the parts differently. The rest of a finished text is what its deltas have not given.
 
 The work for an event grows with the event, not with what came before it.
 """
@@ -18,7 +18,7 @@ TextKind = Literal["text", "refusal", "reasoning", "summary"]
 Place = tuple[TextKind, int, int]
 """Kind of a text, number of its item, and number of the part in the item."""
 
-_MOST_TRIED = 100  # texts; real responses have a few that came under other numbers
+_MOST_TRIED = 100  # texts; real responses have only a few that came under other numbers
 
 
 class GatheredText:
@@ -39,15 +39,15 @@ class GatheredText:
     def begins(self, whole: str) -> bool:
         """Return True if a whole text begins with what was given."""
         if self.size > len(whole):
-            return False  # without joining what may be much longer
+            return False  # without joining text that may be much longer
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return not self._pieces or whole.startswith(self._pieces[0])
 
     def take_rest(self, whole: str) -> str:
-        """Return what of a whole text is not given yet, and record it as given.
+        """Return the part of a whole text that has not been given yet, and record it as given.
 
-        A text that was given otherwise stays as it is, because a reader can't take text back.
+        A text that was given differently stays as it is, because text that the reader has can't be taken back.
         """
         rest = whole[self.size :] if self.begins(whole) else ""
         if rest:
@@ -61,8 +61,8 @@ class _Given(GatheredText):
     def __init__(self) -> None:
         super().__init__()
         self.is_whole = False  # its whole text has come
-        self.listed_at: Place | None = None  # where its item has it, once that is done
-        self.places: list[Place] = []  # under which it came
+        self.listed_at: Place | None = None  # its place in its item, once the item is done
+        self.places: list[Place] = []  # places under which it came
 
 
 class GivenTexts:
@@ -71,7 +71,7 @@ class GivenTexts:
     def __init__(self) -> None:
         self._given: dict[Place, _Given] = {}
         self._unfinished: dict[TextKind, OrderedDict[_Given, None]] = {}  # texts whose whole hasn't come
-        self._unlisted: dict[tuple[TextKind, int], OrderedDict[_Given, None]] = {}  # texts of an item that its list hasn't shown
+        self._unlisted: dict[tuple[TextKind, int], OrderedDict[_Given, None]] = {}  # texts of an item that its list hasn't shown yet
 
     def add(self, place: Place, piece: str) -> None:
         """Record a piece that is given."""
@@ -81,12 +81,12 @@ class GivenTexts:
         given.add(piece)
 
     def take_rest(self, place: Place, whole: str, *, is_listed: bool = False) -> str:
-        """Return what of a whole text is not given yet, and record it as given.
+        """Return the part of a whole text that has not been given yet, and record it as given.
 
         Args:
             place: where the text is.
             whole: the whole text.
-            is_listed: the text is in an item that is done. Some servers number its parts otherwise in their deltas.
+            is_listed: the text is in a finished item. Some servers number its parts differently in their deltas.
         """
         if not whole:
             return ""

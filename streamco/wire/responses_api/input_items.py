@@ -1,8 +1,8 @@
 """The input of a request to the Responses API as chat messages.
 
-Neighbouring function calls, and a message of the assistant before or between them, are one chat message, because chat servers want the
-outputs right after it. ``developer`` becomes ``system``, which every chat template knows. Reasoning goes back with the calls of the last
-turn (``keep_open_reasoning``). Images in outputs are a user's (``place_images``).
+Adjacent function calls, and an assistant's message before or between them, become one chat message, because chat servers want the
+outputs right after it. ``developer`` becomes ``system``, which every chat template knows. Reasoning is sent back only with the calls of the
+last turn (``keep_open_reasoning``). Images in outputs become a user's (``place_images``).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def read_input(value: Any, instructions: str | None, names: NamespacedNames | No
     """Return the messages of a request.
 
     Args:
-        value: ``input`` as it was decoded; None: not given.
-        instructions: text of a system message before them; None: none.
-        names: the request's functions in namespaces; None: it has none.
+        value: ``input`` as it was decoded; None if not given.
+        instructions: text of a system message before them, if any.
+        names: the request's functions in namespaces, if any.
 
     Raises:
         FieldError: an item that can't be served.
@@ -125,7 +125,7 @@ def _parts(value: Any, where: str) -> list[Fields]:
 
 
 def _content(value: Any, where: str) -> Any:
-    """Return the content of a message that isn't the assistant's: a text, or parts if there are several or other ones."""
+    """Return the content of a message that isn't the assistant's: a text, or parts if there are several or parts other than text."""
     if isinstance(value, str):
         return value
     parts = [_part(part) for part in _parts(value, where)]
@@ -133,7 +133,7 @@ def _content(value: Any, where: str) -> Any:
 
 
 def _part(part: Fields, *, is_result: bool = False) -> Json:
-    """Return a part of a message, or of a function's output, which has texts and images alone."""
+    """Return a part of a message, or of a function's output, which may only have texts and images."""
     kind = part.needed_text("type")
     match kind:
         case "input_text" | "output_text":

@@ -1,9 +1,9 @@
-"""Functions in namespaces, which chat requests don't have: there a function's name begins with that of its namespace.
+"""Functions in namespaces, which chat requests don't have: there a function's name begins with its namespace's name.
 
 A namespace groups functions, such as those of one MCP server (OpenAI API reference, tools of type ``namespace``). A call has the name and
-the namespace in fields of their own.
+the namespace in separate fields.
 
-Servers take names of at most 64 letters, digits, ``_`` and ``-``. If a joined name is another one, or several functions would have it, it
+Servers accept names of at most 64 letters, digits, ``_`` and ``-``. If a joined name doesn't fit, or several functions would have it, it
 gets a checksum at its end. The same tools have the same names in each request, whatever their order.
 """
 
@@ -20,7 +20,7 @@ from streamco.wire.request_fields import objects_of
 
 __all__ = ["NamespacedNames"]
 
-_MOST = 64  # characters of a function's name, at OpenAI
+_MOST = 64  # characters of a function's name in OpenAI's API
 _LEGAL = re.compile(rf"[A-Za-z0-9_-]{{1,{_MOST}}}")
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -28,11 +28,11 @@ _Pair = tuple[str, str]  # namespace, name
 
 
 class NamespacedNames:
-    """The names in chat of one request's functions in namespaces.
+    """The chat names of one request's functions in namespaces.
 
     Args:
-        tools: the request's field as it was decoded. Functions in no namespace keep their names. What is malformed has no name here, and is
-            refused when it is read.
+        tools: the request's decoded field. Functions in no namespace keep their names. Malformed tools get no name here, and are
+            refused when they are read.
     """
 
     def __init__(self, tools: Any = None) -> None:
@@ -42,14 +42,14 @@ class NamespacedNames:
         self._names: dict[_Pair, str] = {}
         self._pairs: dict[str, _Pair] = {}
         kept = {pair for pair in pairs if uses[name := "__".join(pair)] == 1 and _LEGAL.fullmatch(name)}
-        for pair in (*kept, *sorted(pairs - kept)):  # a name with a checksum must not be one that is kept
+        for pair in (*kept, *sorted(pairs - kept)):  # a name with a checksum must not equal a kept one
             self._add(pair, is_kept=pair in kept)
 
     def chat_name(self, namespace: str | None, name: str) -> str:
-        """Return a function's name in chat; one that isn't offered, such as that of an earlier call, gets one too.
+        """Return a function's name in chat. A function that isn't offered, such as an earlier call's, gets one too.
 
         Args:
-            namespace: None or "": the function is in none.
+            namespace: its namespace; None or "" if it is in none.
             name: its own name.
         """
         if not namespace:
@@ -58,12 +58,12 @@ class NamespacedNames:
         return self._names[pair] if pair in self._names else self._add(pair, is_kept=True)
 
     def fields(self, name: str) -> Mapping[str, str]:
-        """Return the fields ``name`` and ``namespace`` of a call; a function that is in no namespace has the former alone."""
+        """Return the fields ``name`` and ``namespace`` of a call, or only the former for a function in no namespace."""
         pair = self._pairs.get(name)
         return {"name": name} if pair is None else {"name": pair[1], "namespace": pair[0]}
 
     def _add(self, pair: _Pair, *, is_kept: bool) -> str:
-        """Name one more function; ``is_kept``: with the joined name, if it is legal and not taken."""
+        """Name one more function. ``is_kept``: use the joined name, if it is legal and not taken."""
         name = "__".join(pair)
         if not is_kept or name in self._taken or not _LEGAL.fullmatch(name):
             name = next(each for tried in count() if (each := _checked(pair, tried)) not in self._taken)
@@ -73,14 +73,14 @@ class NamespacedNames:
 
 
 def _checked(pair: _Pair, tried: int) -> str:
-    """Return a legal name with a checksum of the pair; ``tried`` names before had been taken."""
+    """Return a legal name with a checksum of the pair; ``tried`` earlier names were taken."""
     namespace, name = pair
     checksum = crc32(f"{tried}:{len(namespace)}:{namespace}{name}".encode())
     return f"{_ILLEGAL.sub('_', f'{namespace}__{name}')[: _MOST - 9]}_{checksum:08x}"
 
 
 def _offered(tools: Any) -> tuple[set[_Pair], set[str]]:
-    """Return the functions in namespaces, and the names of those in none."""
+    """Return the functions in namespaces, and the names of functions in none."""
     pairs: set[_Pair] = set()
     plain: set[str] = set()
     for tool in objects_of(tools):

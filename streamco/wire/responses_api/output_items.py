@@ -1,7 +1,7 @@
-"""The output items of a response, and which of them an event belongs to.
+"""The output items of a response, and how an event's item is found.
 
 The API names an item by its id and by its place in the output. Gateways leave out one of them, make new ids for each event, or give every
-item the place 0. So an item is looked for by its id, then by its place, then as the latest one, always among items of its type. There are
+item the place 0. So an item is looked up by its id, then by its place, then as the latest one, always among items of its type. There are
 tables for all of these, because a response may have any number of items.
 """
 
@@ -19,8 +19,8 @@ class OutputItem:
 
     Args:
         kind: its type.
-        place: its number in the output; None: not known.
-        number: its number in the order of the beginnings.
+        place: its number in the output; None if not known.
+        number: its number in the order in which items began.
     """
 
     __slots__ = ("call", "call_id", "input", "is_done", "is_given", "kind", "name", "number", "place")
@@ -33,11 +33,11 @@ class OutputItem:
         self.is_given = False
         """True if the reader has the item as a whole."""
         self.call = -1
-        """Number of the call that it is; -1: it is none."""
+        """Number of the call, if it is one, or -1."""
         self.name = ""
-        self.call_id = ""  # that the reader has
+        self.call_id = ""  # the id that the reader has
         self.input = GatheredText()
-        """The call's arguments that the reader has."""
+        """The part of the call's arguments that the reader has."""
 
     @property
     def is_custom(self) -> bool:
@@ -53,10 +53,10 @@ class OutputItems:
         self._latest: dict[str, OutputItem] = {}  # by type
         self._by_id: dict[tuple[str, str], OutputItem] = {}  # the latest of a type and id
         self._by_place: dict[tuple[str, int | None], OutputItem] = {}  # the latest of a type and place
-        self._open: dict[str | tuple[str, int | None], list[OutputItem]] = {}  # of a type, or of a type and place; done ones leave late
+        self._open: dict[str | tuple[str, int | None], list[OutputItem]] = {}  # of a type, or of a type and place; finished ones leave late
 
     def begin(self, kind: str, item: dict[str, Any], place: int | None) -> OutputItem:
-        """Return the item of an event that says that it is new."""
+        """Return the item of an event that announces a new item."""
         ids = _ids_of(item)
         return self._latest_of(kind, ids) or self._add(kind, ids, place)
 
@@ -72,7 +72,7 @@ class OutputItems:
         return self._add(kind, _ids_of({"id": item_id}), place)
 
     def finish(self, kind: str, item: dict[str, Any], place: int | None, *, is_final: bool) -> OutputItem:
-        """Return the item that is done; ``is_final``: the whole response has it."""
+        """Return the item that is done. ``is_final``: it comes from the whole response."""
         ids = _ids_of(item)
         found = self._latest_of(kind, ids)
         if found is None and place is not None:

@@ -1,6 +1,6 @@
 """Request bodies of the Responses API, from chat messages and the fields of a chat request.
 
-Fields that this API names otherwise get its names. All others are passed on as they are: the server refuses what it doesn't know.
+Fields that this API names differently get its names. All others are passed on unchanged, and the server refuses what it doesn't know.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def build_response_body(
         messages: the conversation in chat's form.
         model: the model's name.
         sampling: sampling options; those that are None are left out.
-        extra: further fields of a chat request. ``store`` is false unless it is given.
+        extra: additional fields of a chat request. ``store`` is false unless it is given.
 
     Raises:
-        ValueError: a message has a part that this API has no form for; the text says which.
+        ValueError: a message has a part that this API can't express; the text says which.
     """
     body: Json = {"model": model, "input": [item for message in messages for item in _items(message)], "stream": True, "store": False}
     body |= sampling_fields(sampling)
@@ -53,7 +53,7 @@ def build_response_body(
 
 
 def _text_settings(further: Json) -> Json:
-    """Return the field ``text``; its chat fields are taken out."""
+    """Return the field ``text``, after removing its chat fields."""
     text: Json = {}
     shape = further.pop("response_format", None)
     if isinstance(shape, Mapping):

@@ -1,7 +1,7 @@
 """A request to the Responses API as a chat request.
 
-What chat requests have, too, is passed on, under its name there. What the answer only repeats is repeated. What neither can do is refused
-by name. Fields that the API doesn't have are passed on as they are, because a server may know them.
+Fields that chat requests have, too, are passed on under their chat names. What the answer only repeats is repeated. What neither can do is
+refused by name. Fields that the API doesn't have are passed on unchanged, because a server may know them.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _NAMES: Mapping[str, str] = {  # this API's names of chat fields
 }
 
 _ABSENT = ("n", "functions", "function_call", "modalities", "audio", "prediction", "web_search_options")  # chat has them, this API doesn't
-_STORED = ("previous_response_id", "conversation", "background", "background_options", "prompt")  # need responses that are kept
+_STORED = ("previous_response_id", "conversation", "background", "background_options", "prompt")  # need stored responses
 _OTHERS = ("context_management", "moderation", "access_programs", "image")
 _LOGPROBS = "message.output_text.logprobs"
-_ENCRYPTED = "reasoning.encrypted_content"  # without effect: reasoning is plain here, and can be sent back as it is
+_ENCRYPTED = "reasoning.encrypted_content"  # without effect, because reasoning is plain here, and can be sent back as it is
 _ECHOED = ("temperature", "top_p", "service_tier", "user", "safety_identifier", "prompt_cache_key")
 
 
 def read_response_request(body: bytes) -> TranslatedRequest:
-    """Return the chat request of a body of ``/v1/responses``.
+    """Return the chat request for a body of ``/v1/responses``.
 
     Raises:
         FieldError: a field that can't be served.
@@ -72,7 +72,7 @@ def read_response_request(body: bytes) -> TranslatedRequest:
         read(fields, chat, echo)
     _read_tools(fields, chat, echo, names)
     fields.flag("store")
-    # padding of events; calls of hosted tools, of which there are none; what Codex says of itself, which chat servers don't know
+    # padding of events; calls of hosted tools, of which there are none; what Codex says about itself, which chat servers don't know
     fields.skip("stream_options", "max_tool_calls", "client_metadata")
     is_streamed = fields.flag("stream") or False
     refuse_chat_names(fields, {**_NAMES, **dict.fromkeys(_ABSENT, "")})
@@ -99,7 +99,7 @@ def _metadata(fields: Fields) -> Json:
 def _read_reasoning(fields: Fields, chat: Json, echo: Json) -> None:
     reasoning = fields.inner("reasoning") or Fields({}, "reasoning")
     effort = reasoning.text("effort")
-    summary = reasoning.text("summary") or reasoning.text("generate_summary")  # reasoning comes whole, in the item's content
+    summary = reasoning.text("summary") or reasoning.text("generate_summary")  # reasoning comes in full, in the item's content
     reasoning.skip("generate_summary")
     reasoning.refuse_rest()
     if effort is not None:
@@ -134,7 +134,7 @@ def _read_text(fields: Fields, chat: Json, echo: Json) -> None:
 
 
 def _read_tools(fields: Fields, chat: Json, echo: Json, names: NamespacedNames) -> None:
-    """Read the tools. Without a tool there is nothing to choose, and servers refuse a choice."""
+    """Read the tools. Without tools there is nothing to choose, and servers refuse a choice."""
     tools = fields.objects("tools")
     echo["tools"] = [tool.rest() for tool in tools]
     made = [each for tool in tools for each in _functions(tool, names)]
@@ -149,7 +149,7 @@ def _read_tools(fields: Fields, chat: Json, echo: Json, names: NamespacedNames) 
 
 
 def _functions(tool: Fields, names: NamespacedNames) -> list[Json]:
-    """Return a tool as chat has it: one function, or those of a namespace, the first of which gets the namespace's description, too."""
+    """Return a tool in chat's form: one function, or a namespace's functions, the first of which gets the namespace's description, too."""
     kind = tool.needed_text("type")
     if kind == "function":
         return [_function(tool, tool.needed_text("name"), tool.text("description"))]

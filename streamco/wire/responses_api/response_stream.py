@@ -1,8 +1,8 @@
-"""The Responses API's streamed answers: bytes in, chat chunks out.
+"""Parses the Responses API's streamed answers: bytes in, chat chunks out.
 
-Text, refusals, reasoning (its text, else its summary), function calls and calls of custom tools become deltas, whether they come in deltas,
-in events that say that something is done, or only in the finished response. Items of hosted tools, and annotations, have no form in a chat
-chunk: they are in the further fields ``output_items`` and ``annotations`` of the delta.
+Text, refusals, reasoning (its text, or else its summary), function calls and calls of custom tools become deltas, whether they come in
+deltas, in events that say that something is done, or only in the finished response. A chat chunk can't express items of hosted tools and
+annotations: they are in the delta's additional fields ``output_items`` and ``annotations``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SUBJECTS: dict[str, TextKind] = {
 _TEXTS: dict[str, tuple[TextKind, str]] = {
     f"response.{subject}.{what}": (kind, what) for subject, kind in _SUBJECTS.items() for what in ("delta", "done")
 }
-"""Events with a text: its kind, and which of its events it is."""
+"""Events with a text: the kind of text, and the kind of event."""
 _PARTS: dict[str, TextKind] = {"output_text": "text", "refusal": "refusal", "reasoning_text": "reasoning", "summary_text": "summary"}
 _PLAIN = frozenset({"", "text"})
 """Types of parts in which gateways send the text of an item, whatever the item is."""
@@ -41,7 +41,7 @@ _INPUTS = {"function_call_arguments": "function_call", "custom_tool_call_input":
 _ENVELOPE = frozenset(
     {"type", "sequence_number", "response", "response_id", "event_id", "id", "created_at", "timestamp", "status", "obfuscation"}
 )
-"""Fields of an event that say nothing of the answer; an unknown event that has no others is taken for a keep-alive."""
+"""Fields of an event that say nothing about the answer. An unknown event with no other fields is taken for a keep-alive."""
 
 
 class ResponseStreamParser(EventStreamParser):
@@ -69,7 +69,7 @@ class ResponseStreamParser(EventStreamParser):
         return True
 
     def _decode_named(self, name: str, value: dict[str, Any]) -> None:
-        """Emit what an event other than a text's holds; ``name``: its type without the prefix."""
+        """Emit the content of an event that isn't about text. ``name``: its type without the prefix."""
         subject, _, what = name.rpartition(".")
         match name:
             case "created" | "in_progress" | "queued":
@@ -123,7 +123,7 @@ class ResponseStreamParser(EventStreamParser):
     def _finish_text(
         self, kind: TextKind, item: OutputItem, part: int, whole: str, logprobs: Any = None, *, is_listed: bool = False
     ) -> None:
-        """Emit what a text that is done has beyond its deltas."""
+        """Emit what a finished text has in addition to its deltas."""
         if whole:
             self._halves.give_up((kind, item.number))
         rest = self._given.take_rest((kind, item.number, part), whole, is_listed=is_listed)
@@ -138,12 +138,12 @@ class ResponseStreamParser(EventStreamParser):
         self._finish_part(self._item_of(_ITEMS[kind], event), _part_of(event), part, default)
 
     def _finish_part(self, item: OutputItem, number: int, part: Any, default: TextKind, *, is_listed: bool = False) -> None:
-        """Emit what a part that is done has beyond its deltas.
+        """Emit what a finished part has in addition to its deltas.
 
         Args:
             item: its item.
             number: its number in the item.
-            part: the part as the server sent it; some send a text alone.
+            part: the part as the server sent it; some send only a text.
             default: kind of its text, if its type doesn't say one.
             is_listed: see ``GivenTexts.take_rest``.
         """
@@ -165,7 +165,7 @@ class ResponseStreamParser(EventStreamParser):
             self._emit(ChoiceDelta(reasoning_content=text))
 
     def _begin_paragraph(self, item: OutputItem, part: int) -> None:
-        """Emit a blank line before each part of a summary but the first."""
+        """Emit a blank line before each part of a summary except the first."""
         if part and (item.number, part) not in self._paragraphs:
             self._paragraphs.add((item.number, part))
             self._emit(ChoiceDelta(reasoning_content="\n\n"))
@@ -195,12 +195,12 @@ class ResponseStreamParser(EventStreamParser):
                     self._emit(with_further(ChoiceDelta(), {"output_items": [fields]}))
 
     def _finish_parts(self, item: OutputItem, parts: Any, default: TextKind) -> None:
-        """Emit what the parts of an item that is done have beyond their deltas. Some servers send one part without a list."""
+        """Emit what the parts of a finished item have in addition to their deltas. Some servers send one part without a list."""
         for number, part in enumerate(parts if isinstance(parts, list) else [parts]):
             self._finish_part(item, number, part, default, is_listed=True)
 
     def _name_call(self, item: OutputItem, fields: dict[str, Any]) -> None:
-        """Emit what of a call's name and id is new."""
+        """Emit what is new in a call's name and id."""
         name = "" if item.name else text_of(fields.get("name"))
         call_id = "" if item.call_id else text_of(fields.get("call_id")) or text_of(fields.get("id"))
         if name or call_id:
@@ -215,7 +215,7 @@ class ResponseStreamParser(EventStreamParser):
             self._finish_input(item, value.get("input" if item.is_custom else "arguments"), is_done=True)
 
     def _finish_input(self, item: OutputItem, given: Any, *, is_done: bool) -> None:
-        """Emit what the whole text of a call's input has beyond its deltas. One that isn't done counts only if nothing has come."""
+        """Emit what the whole text of a call's input has in addition to its deltas. An unfinished one counts only if nothing has come."""
         whole = json_text_of(given)
         if is_done and whole:
             self._halves.give_up(item)
@@ -237,7 +237,7 @@ class ResponseStreamParser(EventStreamParser):
     # The end
 
     def _close_parts(self) -> None:
-        """Emit the halves of characters that texts end with."""
+        """Emit the halves of characters with which texts end."""
         for text in self._halves.give_up_all():
             if isinstance(text, OutputItem):
                 self._emit_call(text, HALF)
@@ -259,7 +259,7 @@ class ResponseStreamParser(EventStreamParser):
             self._end()
 
     def _read_output(self, response: dict[str, Any]) -> None:
-        """Emit what a finished response has beyond what came before. Its ``output_text`` counts only if nothing else has text."""
+        """Emit what a finished response has in addition to what came before. Its ``output_text`` counts only if nothing else has text."""
         output = response.get("output")
         for place, item in enumerate(output if isinstance(output, list) else [output]):
             if isinstance(item, dict):

@@ -1,4 +1,4 @@
-"""The client's end of one connection of the split protocol, without IO: it builds frames, reads answers and checks their order and sizes.
+"""The client's end of one connection of the split protocol, without IO. It builds frames, reads answers and checks their order and sizes.
 
 The shell calls a method for each frame and sends what ``take_messages`` returns. It hands every message that arrives to ``receive``.
 Answers for sessions and rounds that are over are dropped. An answer that breaks the protocol raises and ends the connection.
@@ -61,12 +61,12 @@ class SplitClient(ClientEnd[SplitCodec, SplitServerFrame, SplitWelcome, _RowsSes
     Args:
         codec: codec for the model's states.
         mark: the layers that the server must compute.
-        token: bearer token. None: the WebSocket's own request carries it, or none is needed.
+        token: bearer token, or None if the WebSocket's own request carries it or none is needed.
         agent: name of this client for the server's log.
         exact: refuse a server that isn't in exact mode.
 
     Attributes:
-        row_costs: costs of the server's batches as it reported last; empty before the welcome.
+        row_costs: costs of the server's batches, as last reported; empty before the welcome.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class SplitClient(ClientEnd[SplitCodec, SplitServerFrame, SplitWelcome, _RowsSes
 
     @property
     def frame_bytes(self) -> int:
-        """Most bytes of a message."""
+        """Maximum size of a message in bytes."""
         return self.codec.frame_bytes
 
     @property
@@ -100,7 +100,7 @@ class SplitClient(ClientEnd[SplitCodec, SplitServerFrame, SplitWelcome, _RowsSes
         """Begin a session and return its number. Rows may follow at once, before ``SplitOpened`` comes.
 
         Args:
-            reserve: most positions that it will reach; 0: not known.
+            reserve: largest number of positions that it will reach; 0 if not known.
 
         Raises:
             UsageError: no welcome has come, or the connection is closed.
@@ -117,7 +117,7 @@ class SplitClient(ClientEnd[SplitCodec, SplitServerFrame, SplitWelcome, _RowsSes
             session: number of the session.
             position: position of the first row. While a round is unanswered, it must be where that one ends.
             states: states before the middle layers, shape (rows, width).
-            wanted: number of states that come back, those of the last rows.
+            wanted: number of states that come back, for the last rows.
             form: format of the states, both ways.
 
         Raises:
@@ -171,7 +171,7 @@ class SplitClient(ClientEnd[SplitCodec, SplitServerFrame, SplitWelcome, _RowsSes
         self.row_costs = frame.row_costs
 
     def _handle_states(self, frame: States) -> States | None:
-        self.row_costs = frame.row_costs or self.row_costs  # they hold even if the round is over
+        self.row_costs = frame.row_costs or self.row_costs  # they are valid even if the round is over
         state = self._sessions.get(frame.session)
         if state is None or all(rows.round_number != frame.round_number for rows in state.rounds):
             return None

@@ -1,4 +1,4 @@
-"""Frames of the split protocol to bytes and back: msgpack arrays, with states as ``streamco.wire.tensors`` lays them out.
+"""Turns frames of the split protocol into bytes and back: msgpack arrays, with states in the layout of ``streamco.wire.tensors``.
 
 The size of a message is compared with the limits before its states are looked at. msgspec decodes a message into the frame itself, and its
 states are unpacked there. States of 32-bit floats share the message's memory.
@@ -36,10 +36,10 @@ class SplitCodec:
 
     Args:
         width: numbers in a state, 1 or more.
-        limits: largest sizes, both ways. None: the defaults of ``SplitLimits``.
+        limits: largest sizes, both ways. None for the defaults of ``SplitLimits``.
 
-    Its methods raise FrameSizeError beyond the limits and MalformedFrameError for everything else that is no frame, NaN and infinity among
-    the states included. If the session and the round could be read, the error names them.
+    Its methods raise FrameSizeError beyond the limits and MalformedFrameError for everything else that isn't a frame, including NaN and
+    infinity in the states. If the session and the round could be read, the error names them.
     """
 
     __slots__ = ("frame_bytes", "limits", "width")
@@ -48,7 +48,7 @@ class SplitCodec:
         self.width = width
         self.limits = limits or SplitLimits()
         self.frame_bytes = max(MIN_FRAME_BYTES, state_bytes(self.limits.rows, width, "f32") + 64)
-        """Most bytes of a message."""
+        """Maximum size of a message in bytes."""
 
     def within(self, limits: SplitLimits) -> SplitCodec:
         """Return a codec with the smaller of each limit."""
@@ -112,7 +112,7 @@ class SplitCodec:
         return FORMATS.index(form), data
 
     def _unpack(self, frame: Rows | States) -> None:
-        """Put the format and the states of a decoded frame in the place of the format's number and their bytes."""
+        """Replace the format's number and the bytes in a decoded frame by the format and the states."""
         number: Any = frame.form
         packed: Any = frame.states
         form = FORMATS[number]

@@ -1,7 +1,7 @@
 """The frames between a device that holds the first layers and the head of a model, and a server that holds the layers between them.
 
-docs/split-protocol.md is the specification. It is version 2 of the verifier protocol: the same path, keys and refusals, other frames.
-None of them has a token id, a character or anything of the sampler. A frame is an object here and one msgpack array on the wire
+docs/split-protocol.md is the specification. It is version 2 of the verifier protocol, with the same path, keys and refusals, but other
+frames. None of them has a token id, a character or anything from the sampler. A frame is an object here and one msgpack array on the wire
 (``SplitCodec``).
 """
 
@@ -48,22 +48,22 @@ SPLIT_VERSIONS = (2, 2)
 FORMATS: tuple[StateFormat, ...] = ("f32", "f16", "i8")
 """Formats by their number on the wire."""
 
-if not TYPE_CHECKING:  # what msgspec reads from a message; SplitCodec puts format and states in its place
+if not TYPE_CHECKING:  # what msgspec reads from a message; SplitCodec replaces it by format and states
     Form = Annotated[int, Meta(ge=0, lt=len(FORMATS))]
     StateRows = memoryview
 
 
 class SplitLimits(Struct, frozen=True, kw_only=True, array_like=True):
-    """Sizes beyond which a frame is refused. The server's are part of its welcome; the client keeps to both sides' limits."""
+    """Sizes beyond which a frame is refused. The server's limits are part of its welcome; the client observes both sides' limits."""
 
     context_rows: Positive = 1 << 17  # positions of one session
     rows: Positive = 2048  # rows of one frame
     sessions: Positive = 64  # sessions of one connection at a time
-    rounds: Positive = 64  # rounds of one session that are not answered
+    rounds: Positive = 64  # unanswered rounds of one session
 
 
 class LayersMark(Struct, frozen=True, array_like=True):
-    """The layers of a model that a server computes. Both sides must mean the same, or states make no sense."""
+    """The layers of a model that a server computes. Both sides must mean the same ones, or states make no sense."""
 
     source: Name  # digest of the whole model's file
     first_layer: Number
@@ -93,19 +93,19 @@ class SplitOpen(Struct, frozen=True, array_like=True, tag=2):
     """Begin an empty session. Answered with ``SplitOpened``; rows may follow at once."""
 
     session: Number
-    reserve: Number = 0  # most positions that it will reach; 0: not known
+    reserve: Number = 0  # largest number of positions that it will reach; 0 if not known
 
 
 class Rows(Struct, frozen=True, array_like=True, tag=3, gc=False, eq=False):
     """One round: forget the positions from ``position`` on, and compute these rows there.
 
-    Answered with ``States``. Rows that begin where those of an unanswered round end may follow at once. All others wait for its answer.
+    Answered with ``States``. Rows that begin where an unanswered round's rows end may follow at once. All others wait for its answer.
 
     Args:
         session: number of the session.
         round_number: grows with each round of a session on a connection.
         position: position of the first row, from 0; at most the session's length.
-        wanted: number of states that come back, those of the last rows.
+        wanted: number of states that come back, for the last rows.
         form: format of the states, both ways.
         states: states before the middle layers, shape (rows, width).
     """
@@ -131,9 +131,9 @@ class SplitResume(Struct, frozen=True, array_like=True, tag=5):
 
 
 class ServerBatches(Struct, frozen=True, array_like=True):
-    """Sizes of a server's batches. The averages are moving ones, rounded (equation 1)."""
+    """Sizes of a server's batches. The averages are rounded moving averages (equation 1)."""
 
-    room: Positive  # most rows of one; longer rounds are computed in several
+    room: Positive  # maximum number of rows of one; longer rounds are computed in several
     load_rows: Number = 0  # average at present
     steady_rows: Number = 0  # average without rows of prompts
 
@@ -145,7 +145,7 @@ class SplitWelcome(Struct, frozen=True, array_like=True, tag=16):
     model: Name
     limits: SplitLimits
     resume_s: Number  # seconds that sessions of a lost connection are kept
-    stages: Byte  # pipeline stages of the server, 1 at least
+    stages: Byte  # pipeline stages of the server, at least 1
     row_costs: Annotated[tuple[RowCost, ...], Meta(min_length=1, max_length=64)]  # measured, by rows
     batches: ServerBatches
     is_exact: bool = False  # a state has the same bits whatever rows are computed with it
@@ -162,14 +162,14 @@ class States(Struct, frozen=True, array_like=True, tag=18, gc=False, eq=False):
     """The answer to ``Rows``.
 
     Args:
-        session, round_number: those of the rows.
-        form: format of the states: the one asked for, or f32 if a number is too large for that.
+        session, round_number: the same as in the rows.
+        form: format of the states: the requested one, or f32 if a number is too large for that.
         states: states after the middle layers of the last rows, shape (wanted, width).
         queue_us: microseconds that the rows waited at the server while none of their batches ran.
         compute_us: microseconds of their batches.
         load_rows: rows of the server's batches at present, a moving average (equation 1).
         steady_rows: the same without rows of prompts, which soon end.
-        row_costs: what batches cost by now; empty: the same as before. ``SplitServer`` leaves out what the client knows.
+        row_costs: what batches now cost; empty if that hasn't changed. ``SplitServer`` leaves out what the client knows.
     """
 
     session: Number

@@ -1,8 +1,8 @@
-"""The server's end of one connection of the split protocol, without IO: it checks which frames are allowed when, and refuses the others.
+"""The server's end of one connection of the split protocol, without IO. It checks which frames are allowed when, and refuses the others.
 
 The shell hands every message to ``receive`` and carries out the frame that it returns, if any. It sends what ``take_messages`` returns.
-What ``receive`` returns keeps the protocol's rules of order, numbers and lengths. Any other message is answered with a refusal here, and
-the connection goes on unless ``is_closed``.
+What ``receive`` returns obeys the protocol's rules of order, numbers and lengths. Any other message is answered with a refusal here, and
+the connection continues unless ``is_closed``.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Pending(Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class _ServerSession:
-    length: int | None  # positions, those of unanswered rounds included; None: unknown while a resume is not answered
+    length: int | None  # positions, including unanswered rounds; None while a resume is not answered
     last_round: int = -1
     rounds: deque[_Pending] = field(default_factory=deque)  # unanswered, in order
 
@@ -76,7 +76,7 @@ class SplitServer(ServerEnd[SplitCodec, SplitClientFrame]):
         codec: codec for the model's states, with the limits that the welcome announces.
         mark: the layers that the server computes.
         model: the model's name in the welcome.
-        row_costs: what batches cost, measured.
+        row_costs: what batches cost, as measured.
         batches: sizes of the batches.
         stages: pipeline stages.
         resume_s: seconds that sessions of a lost connection are kept.
@@ -99,8 +99,8 @@ class SplitServer(ServerEnd[SplitCodec, SplitClientFrame]):
         welcome = SplitWelcome(SPLIT_VERSIONS[1], model, codec.limits, resume_s, stages, tuple(row_costs), batches, is_exact)
         super().__init__(codec, welcome, max_faults=max_faults)
         self.mark = mark
-        self._known_costs = welcome.row_costs  # what the client knows
-        self._longest = MIN_FRAME_BYTES  # bytes of a message that the client can take for certain
+        self._known_costs = welcome.row_costs  # the costs that the client knows
+        self._longest = MIN_FRAME_BYTES  # size of a message that the client certainly accepts, bytes
         self._sessions: dict[int, _ServerSession] = {}
         self._last = -1
 
@@ -110,9 +110,9 @@ class SplitServer(ServerEnd[SplitCodec, SplitClientFrame]):
         return tuple(self._sessions)
 
     def send(self, frame: SplitOpened | States) -> bool:
-        """Answer an open, or the oldest unanswered round. Return False, and send nothing, if the session or the round is over by now.
+        """Answer an open, or the oldest unanswered round. Returns False, and sends nothing, if the session or the round is already over.
 
-        The row costs of an answer are left out if the client knows nearly the same, or if the frame has no room for them.
+        The row costs of an answer are left out if the client already knows nearly the same ones, or if the frame has no room for them.
 
         Raises:
             VerifyProtocolError: the codec can't write this frame.
@@ -139,7 +139,7 @@ class SplitServer(ServerEnd[SplitCodec, SplitClientFrame]):
         return self.codec.encode(frame)
 
     def resume(self, frame: SplitResumed) -> bool:
-        """Answer a resume. Return False, and send nothing, if the session is gone."""
+        """Answer a resume. Returns False, and sends nothing, if the session is gone."""
         session = self._sessions.get(frame.session)
         if session is None:
             return False
@@ -254,7 +254,7 @@ class SplitServer(ServerEnd[SplitCodec, SplitClientFrame]):
 
 
 def _have_changed(known: Sequence[RowCost], costs: Sequence[RowCost]) -> bool:
-    """Return True if other sizes were measured than the client knows, or if a time differs by more than a tenth."""
+    """Return True if sizes were measured that the client doesn't know, or if a time differs by more than a tenth."""
     if [cost.rows for cost in known] != [cost.rows for cost in costs]:
         return True
     times = ((old.microseconds, new.microseconds) for old, new in zip(known, costs, strict=True))

@@ -1,4 +1,4 @@
-"""Checks on the fields of the verifier protocol's frames beyond their types; both the writer and the reader of a frame run them."""
+"""Checks of the fields of the verifier protocol's frames, beyond their types. Both the writer and the reader of a frame run them."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def check_rule(rule: Rule) -> None:
 
 
 def check_draft(draft: Draft, limits: VerifyLimits) -> None:
-    """Check that the rows of a draft belong to the ids to verify, and hold them, and that its parents make a tree.
+    """Check that a draft's rows belong to the ids to verify, and contain them, and that its parents form a tree.
 
     Raises:
         FrameSizeError: there are more ids to verify, or more paths, than the limit.
         MalformedFrameError: ``given`` exceeds the number of ids, a row is missing or surplus, a row lacks the drafted id, or the
-            parents make no tree.
+            parents don't form a tree.
     """
     pending = draft.pending
     if draft.given > len(draft.ids):
@@ -71,7 +71,7 @@ def check_follow(follow: Follow, limits: VerifyLimits, vocabulary_size: int) -> 
 
     Raises:
         FrameSizeError: there are more ids to verify than the limit.
-        MalformedFrameError: the draft is malformed, the verdict is impossible, or the round's number is not above that of ``after``.
+        MalformedFrameError: the draft is malformed, the verdict is impossible, or the round's number is not above ``after``.
     """
     check_draft(follow.as_round(0), limits)
     if follow.after >= follow.round_number:
@@ -95,12 +95,12 @@ def check_verdict(verdict: VerdictFrame, limits: VerifyLimits, vocabulary_size: 
 
 
 def check_answer(verdict: VerdictFrame, draft: Draft, top_k: int) -> None:
-    """Check that a verdict answers this draft, with the rows that were asked for.
+    """Check that a verdict answers this draft, with the requested rows.
 
     Args:
         verdict: the server's answer.
         draft: the round that was sent.
-        top_k: largest number of ids in a row; 0: no rows.
+        top_k: maximum number of ids in a row; 0 for no rows.
 
     Raises:
         MalformedFrameError: too many tokens are accepted, the correction is missing or corrects nothing, or the rows are wrong.
@@ -121,7 +121,7 @@ def check_answer(verdict: VerdictFrame, draft: Draft, top_k: int) -> None:
 
 
 def _children(draft: Draft, node: int) -> tuple[int, ...]:
-    """Return the ids that the draft has directly after a node, one for each sibling."""
+    """Return the draft's ids directly after a node, one for each sibling."""
     pending = draft.pending
     if not draft.parents:
         return pending[node : node + 1]

@@ -1,8 +1,8 @@
-"""The client's end of one connection, without IO: it builds frames, reads answers and checks their order and lengths.
+"""The client's end of one connection, without IO. It builds frames, reads answers and checks their order and lengths.
 
 The shell calls a method for each frame and sends what ``take_messages`` returns. It hands every message that arrives to ``receive``.
-Answers for sessions and rounds that are over are dropped. An answer that breaks the protocol raises and ends the connection, because a
-verifier that is wrong once can't be trusted in its other answers.
+Answers for sessions and rounds that are over are dropped. An answer that breaks the protocol raises and ends the connection, because the
+other answers of a verifier that is wrong once can't be trusted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["VerifyClient"]
 @dataclass(slots=True)
 class _DraftSession(ClientSession):
     top_k: int = 0
-    draft: Draft | None = None  # the pending round: sent, and not answered yet
+    draft: Draft | None = None  # the pending round, which was sent and isn't answered yet
     follows: list[Follow] = field(default_factory=list)  # drafts sent ahead of its verdict
     resumed_with: tuple[int, ...] = ()  # its context while a resume is not answered
 
@@ -53,7 +53,7 @@ class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _DraftSession]):
     Args:
         codec: codec for the draft model's vocabulary.
         vocabulary: fingerprint of that vocabulary.
-        token: bearer token. None: the WebSocket's own request carries it, or none is needed.
+        token: bearer token, or None if the WebSocket's own request carries it or none is needed.
         agent: name of this client for the server's log.
     """
 
@@ -68,16 +68,16 @@ class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _DraftSession]):
 
     @property
     def frame_bytes(self) -> int:
-        """Most bytes of a message."""
+        """Maximum size of a message in bytes."""
         return self.limits.frame_bytes
 
     def pending_round(self, session: int) -> int | None:
-        """Return the number of a session's pending round; None if no round is pending, or there is no such session."""
+        """Return the number of a session's pending round, or None if no round is pending, or there is no such session."""
         state = self._sessions.get(session)
         return None if state is None or state.draft is None else state.draft.round_number
 
     def pending_length(self, session: int) -> int:
-        """Return how many ids a session's pending round verifies; 0 if no round is pending, or there is no such session."""
+        """Return how many ids a session's pending round verifies, or 0 if no round is pending or there is no such session."""
         state = self._sessions.get(session)
         return 0 if state is None or state.draft is None else len(state.draft.pending)
 
@@ -87,8 +87,8 @@ class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _DraftSession]):
         Args:
             ids: the context; a long one may follow in pieces with ``extend``.
             rule: the rule by which its drafts are verified.
-            top_k: candidates of the target at each position of a verdict; 0: none.
-            reserve: largest number of tokens that context and answer will reach; 0: not known.
+            top_k: number of the target's candidates at each position of a verdict, perhaps 0.
+            reserve: largest number of tokens that context and answer will reach; 0 if not known.
 
         Raises:
             UsageError: no welcome has come, or the connection is closed.
@@ -115,7 +115,7 @@ class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _DraftSession]):
     ) -> int:
         """Begin a round and return its number: cut the context to ``base``, append the first ``given`` ids, and verify the others.
 
-        ``parents`` makes a tree of these, of at most ``limits.paths`` paths; empty: a chain.
+        ``parents`` makes a tree of these, with at most ``limits.paths`` paths; empty for a chain.
 
         Raises:
             UsageError: a round is pending, or the context is shorter than ``base``.
@@ -133,18 +133,18 @@ class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _DraftSession]):
         """Send a draft ahead of the pending round's verdict and return its number.
 
         If the verdict is the expected one, this draft is the pending round as soon as ``receive`` has returned the verdict. One round may
-        have ``MAX_FOLLOWS`` of them.
+        have up to ``MAX_FOLLOWS`` of them.
 
         Args:
             session: number of the session.
-            accepted: expected verdict: accepted tokens of the pending round, or the number of the last one of a tree.
+            accepted: expected verdict: number of accepted tokens of the pending round or, in a tree, the last one's number.
             token: expected verdict: the token after them.
             ids: ids to verify.
             rows: the distribution that each of them was drawn from.
-            parents: parent of each of them, in a tree; empty: a chain.
+            parents: parent of each of them, in a tree; empty for a chain.
 
         Raises:
-            UsageError: no round is pending, it has fewer tokens, it has ``MAX_FOLLOWS`` of these, or it has one for the same verdict.
+            UsageError: no round is pending, it has fewer tokens, or it already has ``MAX_FOLLOWS`` of these or one for the same verdict.
             VerifyProtocolError: the draft doesn't fit a frame.
         """
         state = self._find(session)
@@ -166,7 +166,7 @@ class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _DraftSession]):
         Args:
             key: the session's key, from its ``Opened``.
             ids: its whole context, as the client holds it.
-            top_k: candidates at each position of a verdict, as in its ``open``.
+            top_k: number of candidates at each position of a verdict, as in its ``open``.
 
         Raises:
             UsageError: no welcome has come, or the connection is closed.

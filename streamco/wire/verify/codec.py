@@ -1,10 +1,10 @@
-"""Frames to bytes and back: msgpack arrays with bit-packed ids; every size is checked against a limit before it is used.
+"""Turns frames into bytes and back: msgpack arrays with bit-packed ids. Every size is checked against a limit before it is used.
 
-An id takes ``bits`` bits: ceil(log2) of the vocabulary's size, at least 8. Their number isn't sent, because it follows from the number of
-bytes: n ids are ceil(n x bits / 8) bytes, and no other n gives as many. An array may be longer than this version knows. The surplus
-elements are ignored.
+An id takes ``bits`` bits: ceil(log2) of the vocabulary's size, at least 8. The number of ids isn't sent, because it follows from the number
+of bytes: n ids are ceil(n x bits / 8) bytes, and no other n gives as many. An array may be longer than this version knows. Surplus elements
+are ignored.
 
-msgspec decodes a message into the frame itself, whose ids, rows and parents are bytes then. They are unpacked into the same frame.
+msgspec decodes a message into the frame itself, whose ids, rows and parents are bytes at first. They are unpacked into the same frame.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ _decode_down = msgspec.msgpack.Decoder(ServerFrame).decode
 
 
 def frame_number(message: bytes) -> int:
-    """Return the number of the frame in a message; nothing after it is read.
+    """Return the number of the frame in a message, without reading anything after it.
 
     Raises:
-        MalformedFrameError: the message is no msgpack array that begins with a number.
+        MalformedFrameError: the message isn't a msgpack array that begins with a number.
     """
     try:
         return _decode_head(message).number
@@ -92,13 +92,13 @@ class VerifyCodec:
 
     Args:
         vocabulary_size: number of ids in the vocabulary, 1 to 2**32.
-        limits: largest sizes, both ways. None: the defaults of ``VerifyLimits``.
+        limits: largest sizes, both ways. None for the defaults of ``VerifyLimits``.
 
     Raises:
         ConfigError: ``frame_bytes`` is below 32 KiB, and not every hello would fit.
         ValueError: ``vocabulary_size`` is out of range.
 
-    Its methods raise FrameSizeError beyond the limits and MalformedFrameError for everything else that is no frame. If the session and
+    Its methods raise FrameSizeError beyond the limits and MalformedFrameError for everything else that isn't a frame. If the session and
     the round of a draft could be read, the error names them.
     """
 
@@ -112,7 +112,7 @@ class VerifyCodec:
             raise ConfigError(f"frame_bytes: expected at least {MIN_FRAME_BYTES}, got {self.limits.frame_bytes}")
 
     def within(self, limits: VerifyLimits) -> VerifyCodec:
-        """Return a codec with the smaller of each limit; ``frame_bytes`` stays at 32 KiB at least."""
+        """Return a codec with the smaller of each limit; ``frame_bytes`` stays at least 32 KiB."""
         ours = self.limits
         smaller = VerifyLimits(
             frame_bytes=max(MIN_FRAME_BYTES, min(ours.frame_bytes, limits.frame_bytes)),
@@ -237,10 +237,10 @@ class VerifyCodec:
 
 
 def raise_malformed(what: str, error: Exception) -> NoReturn:
-    """Raise msgspec's error about a message as the protocol's own.
+    """Raise msgspec's error about a message as the protocol's error.
 
     Args:
-        what: what the message was read as.
+        what: the type as which the message was read.
         error: msgspec's error.
 
     Raises:

@@ -1,6 +1,6 @@
-"""What both ends of a connection share in all protocols of frames: messages out, checks of messages in, and the end by a fault.
+"""What both ends of a connection have in common in all frame protocols: sending messages, checking received ones, and ending on a fault.
 
-``VerifyClient`` and ``SplitClient`` inherit from ``ClientEnd``, ``VerifyServer`` and ``SplitServer`` from ``ServerEnd``. They add their
+``VerifyClient`` and ``SplitClient`` inherit from ``ClientEnd``, ``VerifyServer`` and ``SplitServer`` from ``ServerEnd``, and add their
 frames.
 """
 
@@ -50,13 +50,13 @@ class _OfSession(Protocol):
 
 @dataclass(slots=True)
 class ClientSession:
-    """What a client's end knows of a session in any protocol.
+    """What a client's end knows about a session in any protocol.
 
     Args:
         length: tokens or positions of its context, as far as the client may count on them.
-        is_opened: the server has answered its open or its resume.
-        is_resuming: its resume is not answered yet.
-        last_round: number of its last round; -1: there was none.
+        is_opened: True once the server has answered the request to open or resume the session.
+        is_resuming: True while the request to resume it isn't answered.
+        last_round: number of its last round; -1 if there hasn't been one.
     """
 
     length: int
@@ -82,7 +82,7 @@ class ClientEnd(ABC, Generic[CodecT, FrameT, WelcomeT, SessionT]):
         server: what the server is called in errors.
 
     Attributes:
-        welcome: the server's welcome; None: it has not come.
+        welcome: the server's welcome; None if it has not come.
         is_closed: the connection has ended.
     """
 
@@ -102,7 +102,7 @@ class ClientEnd(ABC, Generic[CodecT, FrameT, WelcomeT, SessionT]):
         return messages
 
     def length(self, session: int) -> int:
-        """Return the length of a session's context, as both sides hold it, rows of unanswered rounds included.
+        """Return the length of a session's context as both sides hold it, including rows of unanswered rounds.
 
         Raises:
             UsageError: there is no such session.
@@ -115,7 +115,7 @@ class ClientEnd(ABC, Generic[CodecT, FrameT, WelcomeT, SessionT]):
             self._queue(Close(session))
 
     def receive(self, message: bytes | str) -> FrameT | None:
-        """Return the server's frame in a message; None if it is about a session or a round that is over.
+        """Return the server's frame in a message, or None if it is about a session or a round that is over.
 
         Raises:
             VerifyProtocolError: the frame breaks the protocol, and the connection must be closed.
@@ -132,17 +132,17 @@ class ClientEnd(ABC, Generic[CodecT, FrameT, WelcomeT, SessionT]):
 
     @abstractmethod
     def _handle(self, frame: FrameT) -> FrameT | None:
-        """Check a frame, and change the state by it; None if it is about something that is over."""
+        """Check a frame, and update the state. Returns None if it is about something that is over."""
 
     def _handle_welcome(self, frame: WelcomeT) -> WelcomeT:
-        """Accept a welcome, and keep to its limits from now on."""
+        """Accept a welcome, and observe its limits from now on."""
         self._check_server(frame)
         self.welcome = frame
         self.codec = self.codec.within(frame.limits)
         return frame
 
     def _check_server(self, frame: WelcomeT) -> None:
-        """Check that a welcome is the only one, and its version."""
+        """Check that a welcome is the first one, and has a supported version."""
         if self.welcome is not None:
             raise UnexpectedFrameError("welcome: expected one a connection, got another")
         first, last = self._versions
@@ -181,7 +181,7 @@ class ClientEnd(ABC, Generic[CodecT, FrameT, WelcomeT, SessionT]):
 
     @abstractmethod
     def _drop_round(self, state: SessionT, frame: Refusal) -> bool:
-        """Forget the round that was refused, and what depends on it; return False if it is over."""
+        """Forget the refused round and what depends on it; return False if it is already over."""
 
     def _queue(self, frame: Struct) -> None:
         self._messages.append(self.codec.encode(frame))
@@ -211,7 +211,7 @@ class ClientEnd(ABC, Generic[CodecT, FrameT, WelcomeT, SessionT]):
         return state
 
     def _find_resumed(self, session: int) -> SessionT:
-        """Return a session whose resume, if it was resumed, has been answered.
+        """Return a session; if it was resumed, the resume must have been answered.
 
         Raises:
             UsageError: there is no such session.
@@ -231,8 +231,8 @@ class ServerEnd(ABC, Generic[CodecT, FrameT]):
         max_faults: number of faulty frames that ends the connection.
 
     Attributes:
-        is_closed: the connection is to be closed after the last message.
-        faults: faulty frames from the client so far.
+        is_closed: the connection must be closed after the last message.
+        faults: number of faulty frames from the client so far.
     """
 
     def __init__(self, codec: CodecT, welcome: Struct, *, max_faults: int) -> None:
@@ -251,9 +251,9 @@ class ServerEnd(ABC, Generic[CodecT, FrameT]):
         return messages
 
     def receive(self, message: bytes | str) -> FrameT | Close | None:
-        """Return the frame to carry out; None if there is nothing to do. It never raises because of what the client sent.
+        """Return the frame to carry out, or None if there is nothing to do. Nothing that the client sends makes it raise.
 
-        If a client's fault ended a session, ``Close`` is returned for it.
+        If a client's fault ended a session, it returns ``Close`` for that session.
         """
         if self.is_closed:
             return None
@@ -263,7 +263,7 @@ class ServerEnd(ABC, Generic[CodecT, FrameT]):
             return self._read(message)
         except VerifyProtocolError as error:
             lost = error.session if error.scope == "session" and self._has_session(error.session) else None
-            self._answer(error)  # a round that it names is not an unanswered one, or repeats its number: nothing to drop
+            self._answer(error)  # a round that it names isn't an unanswered one, or repeats its number, so there is nothing to drop
             return None if lost is None or self.is_closed else Close(lost)
 
     def welcome(self) -> None:
@@ -274,7 +274,7 @@ class ServerEnd(ABC, Generic[CodecT, FrameT]):
 
     @abstractmethod
     def _read(self, message: bytes) -> FrameT | Close | None:
-        """Return the frame to carry out of a message; None: there is none."""
+        """Return the frame in a message if it must be carried out, or None."""
 
     @abstractmethod
     def _has_session(self, session: int | None) -> bool:
@@ -282,7 +282,7 @@ class ServerEnd(ABC, Generic[CodecT, FrameT]):
 
     @abstractmethod
     def _end_session(self, session: int | None) -> bool:
-        """Forget a session; False: there was none."""
+        """Forget a session. Returns False if there was none."""
 
     def _answer(self, error: VerifyProtocolError) -> None:
         """Send an error, and end its connection or session."""

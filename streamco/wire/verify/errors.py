@@ -15,8 +15,8 @@
     ├── ShuttingDownError      shutting_down      *  ├── EvictedError          evicted
     └── VerifierFailedError    failed
 
-Errors with a star end the connection. Of the others, one that names a session and a round ends that round: the draft is refused, and the
-session is as it was before. One that names only a session ends the session. One that names neither ends nothing: its frame was ignored.
+Errors with a star end the connection. Any other error that names a session and a round ends that round: the draft is refused, and the
+session is as it was before. If it names only a session, it ends the session. If it names neither, it ends nothing: its frame was ignored.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class VerifyProtocolError(VerifierError):
 
     Args:
         message: what was expected, what came, and where; lower case, no full stop.
-        session: number of the session that it is about. None: no session, or not known.
-        round_number: number of the round that it is about. None: no round, or not known.
-        retry_after: seconds until another try makes sense. None: not known.
+        session: number of the session that it is about. None if there is none, or it isn't known.
+        round_number: number of the round that it is about. None if there is none, or it isn't known.
+        retry_after: seconds until a retry makes sense. None if not known.
     """
 
     code = "unknown"
@@ -88,7 +88,7 @@ class VerifyProtocolError(VerifierError):
 
 
 class MalformedFrameError(VerifyProtocolError):
-    """The bytes are no frame of this protocol, or a field has an impossible value."""
+    """The bytes aren't a frame of this protocol, or a field has an impossible value."""
 
     code = "malformed"
     is_fault = True
@@ -123,7 +123,7 @@ class VersionError(VerifyProtocolError):
 
 
 class UnauthorisedError(VerifyProtocolError):
-    """The bearer token is missing, or is not one of the server's."""
+    """The bearer token is missing, or isn't one of the server's."""
 
     code = "unauthorised"
     is_fatal = True
@@ -137,21 +137,21 @@ class VocabularyError(VerifyProtocolError):
 
 
 class ModelMismatchError(VerifyProtocolError):
-    """The two sides of the split protocol hold layers of different models, or the server computes other layers than the device needs."""
+    """The two sides of the split protocol hold layers of different models, or the server doesn't compute the layers needed."""
 
     code = "model_mismatch"
     is_fatal = True
 
 
 class FaultLimitError(VerifyProtocolError):
-    """The peer has sent too many faulty frames, so its further frames are not read."""
+    """The peer has sent too many faulty frames, so no more of its frames are read."""
 
     code = "too_many_faults"
     is_fatal = True
 
 
 class ShuttingDownError(VerifyProtocolError):
-    """The server stops. Its sessions are lost, unless it still has them when it is back."""
+    """The server is stopping. Its sessions are lost, unless it still has them when it is back."""
 
     code = "shutting_down"
     is_fatal = True
@@ -171,7 +171,7 @@ class SessionNumberError(VerifyProtocolError):
 
 
 class SessionLimitError(VerifyProtocolError):
-    """The connection has more sessions at once than it may have."""
+    """The connection has more simultaneous sessions than it may have."""
 
     code = "too_many_sessions"
 
@@ -201,19 +201,19 @@ class ContextFullError(VerifyProtocolError):
 
 
 class OverloadedError(VerifyProtocolError):
-    """The server has no capacity now; another try makes sense after ``retry_after`` seconds."""
+    """The server has no capacity now; a retry makes sense after ``retry_after`` seconds."""
 
     code = "overloaded"
 
 
 class NotResumableError(VerifyProtocolError):
-    """The session is gone, belongs to another client, or has another context."""
+    """The session is gone, belongs to another client, or has a different context."""
 
     code = "not_resumable"
 
 
 class EvictedError(VerifyProtocolError):
-    """The server gave the session up. Its key may still resume it."""
+    """The server gave up the session. Its key may still resume it."""
 
     code = "evicted"
 

@@ -50,7 +50,7 @@ VERSIONS = (1, 1)
 """The first and the last version of the protocol that this package speaks."""
 
 MAX_FOLLOWS = 4
-"""Largest number of drafts that may be sent ahead of one round's verdict."""
+"""Maximum number of drafts that may be sent ahead of one round's verdict."""
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 Byte = Annotated[int, Meta(ge=0, le=255)]
@@ -70,14 +70,14 @@ else:  # what msgspec reads from a message; VerifyCodec unpacks it in place, bec
 
 
 class VerifyLimits(Struct, frozen=True, kw_only=True, array_like=True):
-    """Sizes beyond which a frame is refused. The server's are part of its welcome; the client keeps to both sides' limits."""
+    """Sizes beyond which a frame is refused. The server's limits are part of its welcome; the client observes both sides' limits."""
 
     frame_bytes: Positive = 1 << 20  # bytes of one frame; a context of 128 Ki ids of 18 bits takes 288 KiB
-    context_tokens: Positive = 1 << 17  # tokens of one session, draft included
-    draft_tokens: Positive = 31  # tokens to verify in one round; with the token before them a chunk of 32 (Synera 4.5)
+    context_tokens: Positive = 1 << 17  # tokens of one session, including the draft
+    draft_tokens: Positive = 31  # tokens to verify in one round; with the token before them, a chunk of 32 (Synera 4.5)
     top_k: Annotated[int, Meta(ge=1, le=255)] = 64  # ids in one row of probabilities
     sessions: Positive = 64  # sessions of one connection at a time
-    paths: Positive = 1  # paths of one draft, from the context to a token that no other follows; 1: chains alone
+    paths: Positive = 1  # paths of one draft, from the context to a token that no other follows; 1 for chains only
 
 
 class Hello(Struct, frozen=True, array_like=True, tag=1):
@@ -100,8 +100,8 @@ class Open(Struct, frozen=True, array_like=True, tag=2, gc=False):
 
     session: Number
     rule: Rule
-    top_k: Byte  # ids in each row of its verdicts; 0: no rows
-    reserve: Number  # largest number of tokens that context and answer will reach; 0: not known
+    top_k: Byte  # ids in each row of its verdicts; 0 for no rows
+    reserve: Number  # largest number of tokens that context and answer will reach; 0 if not known
     ids: Ids
 
 
@@ -116,8 +116,8 @@ class Extend(Struct, frozen=True, array_like=True, tag=3, gc=False):
 class Draft(Struct, frozen=True, array_like=True, tag=4, gc=False):
     """One round: cut the context to ``base``, append the first ``given`` ids, and verify the others.
 
-    ``rows`` holds the distribution that each of the others was drawn from, or is empty (greedy, threshold). ``parents`` makes a tree of
-    them (``streamco.policies.drafts.tree_acceptance``); empty: each follows the one before it. Answered with ``VerdictFrame``.
+    ``rows`` holds the distribution from which each of the others was drawn, or is empty (greedy, threshold). ``parents`` makes a tree of
+    them (``streamco.policies.drafts.tree_acceptance``); if it is empty, each follows the one before it. Answered with ``VerdictFrame``.
     """
 
     session: Number
@@ -126,7 +126,7 @@ class Draft(Struct, frozen=True, array_like=True, tag=4, gc=False):
     given: Number
     ids: Ids
     rows: Rows = ()
-    parents: Parents = ()  # of each id to verify: 0 is the last id before them, n the n-th of them
+    parents: Parents = ()  # for each id to verify; 0 is the last id before them, n the n-th of them
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -140,7 +140,7 @@ class Draft(Struct, frozen=True, array_like=True, tag=4, gc=False):
 
     @property
     def longest(self) -> int:
-        """Number of the ids to verify that are on the longest path: all of a chain."""
+        """How many of the ids to verify are on the longest path: in a chain, all of them."""
         return len(longest_path(self.parents)) if self.parents else len(self.pending)
 
     def accepted_ids(self, accepted: int) -> tuple[int, ...]:
@@ -155,14 +155,14 @@ class Draft(Struct, frozen=True, array_like=True, tag=4, gc=False):
 class Follow(Struct, frozen=True, array_like=True, tag=7, gc=False):
     """A draft that is sent ahead of the verdict on round ``after``. All of its ids are verified if that verdict is the expected one.
 
-    Then it is a round like others from the moment of that verdict, and its context is the one that the verdict leaves. Otherwise it is
+    From the moment of that verdict, it is a round like any other, whose context is the one that the verdict leaves. Otherwise it is
     dropped without an answer.
     """
 
     session: Number
     round_number: Number
     after: Number  # number of the round that is being verified
-    accepted: Number  # expected verdict: as in ``VerdictFrame``
+    accepted: Number  # expected verdict: ``accepted`` as in ``VerdictFrame``
     token: Number  # expected verdict: the token after them
     ids: Ids
     rows: Rows = ()
@@ -182,7 +182,7 @@ class Resume(Struct, frozen=True, array_like=True, tag=5):
 
     session: Number
     key: Digest
-    base: Number  # tokens of its context that the client holds
+    base: Number  # number of tokens of its context that the client holds
     prefix: Digest  # prefix_hash of those tokens
 
 
@@ -201,7 +201,7 @@ class Welcome(Struct, frozen=True, array_like=True, tag=16):
     limits: VerifyLimits
     resume_s: Number  # seconds that sessions of a lost connection are kept
     is_exact: bool  # sampling keeps the target's distribution exactly
-    row_costs: RowCostTable = ()  # seconds of a verification by its rows, measured without load; (): not known
+    row_costs: RowCostTable = ()  # seconds of a verification by its rows, measured without load; () if not known
 
 
 class Opened(Struct, frozen=True, array_like=True, tag=17):
@@ -209,7 +209,7 @@ class Opened(Struct, frozen=True, array_like=True, tag=17):
 
     session: Number
     key: Digest  # resumes the session, for the client that was authenticated when it was opened
-    cached: Number  # tokens of its context that need no computing
+    cached: Number  # tokens of its context that don't have to be computed
 
 
 class VerdictFrame(Struct, frozen=True, array_like=True, tag=18, gc=False):
@@ -217,8 +217,8 @@ class VerdictFrame(Struct, frozen=True, array_like=True, tag=18, gc=False):
 
     ``accepted`` is the number of accepted ids. In a tree it is the number of the last accepted one, counted from 1, and those on the path
     to it are accepted with it.
-    ``token`` is the correction of the first token that was not accepted, or the bonus token after the last one. None: the context is full.
-    Row j is the target's distribution after the first j tokens to verify; there is one row more than such tokens.
+    ``token`` corrects the first token that was not accepted, or is the bonus token after the last one. None if the context is full.
+    Row j is the target's distribution after the first j tokens to verify; there is one more row than tokens.
     """
 
     session: Number

@@ -1,8 +1,8 @@
-"""The server's end of one connection, without IO: it checks which frames are allowed when, and refuses the others.
+"""The server's end of one connection, without IO. It checks which frames are allowed when, and refuses the others.
 
 The shell hands every message to ``receive`` and carries out the frame that it returns, if any. It sends what ``take_messages`` returns.
-Frames that ``receive`` returns keep all the protocol's rules of order, numbers and lengths, so the shell need not check them again. Any
-other message is answered with a refusal here, and the connection goes on unless ``is_closed``.
+Frames that ``receive`` returns obey all of the protocol's rules of order, numbers and lengths, so the shell needn't check them again. Any
+other message is answered with a refusal here, and the connection continues unless ``is_closed``.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from streamco.wire.verify.frames import (
 
 __all__ = ["ServerSessions", "AcceptedFrame", "VerifyServer"]
 
-MAX_FAULTS = 16  # faulty frames of one connection; a working client sends none
+MAX_FAULTS = 16  # faulty frames on one connection; a working client sends none
 
 
 @dataclass(slots=True)
 class _ServerSession:
-    length: int | None  # tokens of its context; None: unknown while a resume is not answered
+    length: int | None  # tokens of its context; None while a resume is not answered
     rule: Rule
     last_round: int = -1
     draft: Draft | None = None  # the round that is being verified
@@ -66,11 +66,11 @@ class _ServerSession:
 
 
 class ServerSessions:
-    """The sessions of one connection. A method that takes a client's frame raises the error to refuse it with.
+    """The sessions of one connection. A method that takes a client's frame raises the error with which to refuse it.
 
     Args:
         limits: the limits that the welcome announces.
-        rules: kinds of rules that the server verifies by.
+        rules: kinds of rules by which the server verifies.
     """
 
     __slots__ = ("_by_number", "_last", "_limits", "_rules")
@@ -93,7 +93,7 @@ class ServerSessions:
         return number is not None and self._by_number.pop(number, None) is not None
 
     def open(self, frame: Open) -> None:
-        """Add the session of an open."""
+        """Add the session of an ``Open``."""
         number = frame.session
         self._check_number(number)
         if frame.rule.kind not in self._rules:
@@ -133,7 +133,7 @@ class ServerSessions:
         session.last_round, session.draft, session.verdict = round_number, draft, None
 
     def follow(self, frame: Follow) -> Draft | None:
-        """Take a draft that was sent ahead of a verdict. If that verdict is out already, return the round that begins."""
+        """Accept a draft that was sent ahead of a verdict. If that verdict has already been sent, return the round that begins."""
         number, round_number = frame.session, frame.round_number
         session, _ = self._find(number, round_number)
         _check_round_number(session, frame)
@@ -142,7 +142,7 @@ class ServerSessions:
         if session.draft is None:
             return self._begin_matching(session, [frame])
         if frame.after != session.draft.round_number:
-            return None  # it was sent ahead of a round that was refused
+            return None  # it was sent ahead of a refused round's verdict
         if len(session.follows) >= MAX_FOLLOWS:
             message = f"session {number}: expected at most {MAX_FOLLOWS} drafts ahead of a verdict, got one more"
             raise FrameSizeError(message, session=number, round_number=round_number)
@@ -150,7 +150,7 @@ class ServerSessions:
         return None
 
     def _begin_matching(self, session: _ServerSession, follows: Sequence[Follow]) -> Draft | None:
-        """Begin the round of the draft that matches the last verdict, and return it; None if none matches."""
+        """Begin the round of the draft that matches the last verdict, and return it. Returns None if none matches."""
         verdict = session.verdict
         matching = None if verdict is None else next((follow for follow in follows if follow.matches(verdict)), None)
         if matching is None or session.length is None:
@@ -161,7 +161,7 @@ class ServerSessions:
         return begun
 
     def end_round(self, verdict: VerdictFrame) -> bool:
-        """Change the context as the verdict says; ``begin_matching`` may follow. Return False if its round is over already."""
+        """Change the context by the verdict; ``begin_matching`` may follow. Returns False if its round is already over."""
         session = self._by_number.get(verdict.session)
         draft = None if session is None else session.draft
         if session is None or draft is None or draft.round_number != verdict.round_number:
@@ -174,7 +174,7 @@ class ServerSessions:
         return True
 
     def begin_matching(self, number: int) -> Draft | None:
-        """Begin, after a verdict, the round of the draft that expected it, and return it; None if none did."""
+        """After a verdict, begin the round of the draft that expected it, and return it. Returns None if none did."""
         session = self._by_number[number]
         follows, session.follows = session.follows, []
         return self._begin_matching(session, follows)
@@ -204,7 +204,7 @@ class ServerSessions:
         return session, session.length
 
     def _find_idle(self, number: int, base: int, round_number: int | None) -> _ServerSession:
-        """Return a session without a round that is being verified, with a context of at least ``base`` tokens."""
+        """Return a session that has no round being verified, and a context of at least ``base`` tokens."""
         session, length = self._find(number, round_number)
         if session.draft is not None:
             message = f"session {number}: expected nothing before the verdict of round {session.draft.round_number}, got a frame"
@@ -222,14 +222,14 @@ class ServerSessions:
 
 
 def _check_round_number(session: _ServerSession, frame: Draft | Follow) -> None:
-    """Check that the number of a round is above that of the session's last one."""
+    """Check that a round's number is above the number of the session's last round."""
     if frame.round_number <= session.last_round:
         message = f"session {frame.session}: expected a round above {session.last_round}, got {frame.round_number}"
         raise StaleRoundError(message, session=frame.session, round_number=frame.round_number)
 
 
 def _check_rows(session: _ServerSession, frame: Draft | Follow, count: int) -> None:
-    """Check that a draft under rule sample has a row for each of the ``count`` ids to verify."""
+    """Check that a draft under the rule ``sample`` has a row for each of the ``count`` ids to verify."""
     if session.rule.kind is RuleKind.SAMPLE and len(frame.rows) != count:
         what = type(frame).__name__.lower()
         message = f"{what}: expected a row for each of {count} ids to verify, got {len(frame.rows)} rows"
@@ -243,17 +243,17 @@ AcceptedFrame = Hello | Open | Extend | Draft | Resume | Close
 class VerifyServer(ServerEnd[VerifyCodec, AcceptedFrame]):
     """The state of one connection of a server.
 
-    A ``Follow`` that ``receive`` takes is kept here until its verdict is sent, and then comes as a ``Draft`` by ``take_begun_rounds``.
+    A ``Follow`` that ``receive`` accepts is kept here until its verdict is sent, and then ``take_begun_rounds`` returns it as a ``Draft``.
 
     Args:
         codec: codec for the target model's vocabulary, with the limits that the welcome announces.
         vocabulary: fingerprint of that vocabulary.
         model: name of the target model in the welcome.
-        rules: the kinds of rule that the server can verify by.
+        rules: the kinds of rules by which the server can verify.
         resume_s: seconds that sessions of a lost connection are kept.
         is_exact: sampling keeps the target's distribution exactly.
         max_faults: number of faulty frames that ends the connection.
-        row_costs: what a verification costs by its rows; (): not known.
+        row_costs: what a verification costs by its rows; () if not known.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class VerifyServer(ServerEnd[VerifyCodec, AcceptedFrame]):
         return begun
 
     def send(self, frame: Opened | VerdictFrame) -> bool:
-        """Answer an open or a draft. Return False, and send nothing, if the session or its round is over by now.
+        """Answer an open or a draft. Returns False, and sends nothing, if the session or its round is already over.
 
         Raises:
             VerifyProtocolError: the codec can't write this frame.
@@ -308,7 +308,7 @@ class VerifyServer(ServerEnd[VerifyCodec, AcceptedFrame]):
             self._begun += [] if draft is None else [draft]
 
     def resume(self, frame: Resumed, rule: Rule) -> bool:
-        """Answer a resume, with the rule that the session was opened with. Return False, and send nothing, if the session is gone."""
+        """Answer a resume, with the rule with which the session was opened. Returns False, and sends nothing, if the session is gone."""
         if not self._sessions.resumed(frame.session, frame.base, rule):
             return False
         self._messages.append(self.codec.encode(frame))

@@ -2,7 +2,7 @@
 
 A row is a list of ids, best first, with a weight each, and the weight of all other ids together (``rest``). The probability of an id is
 its weight divided by the sum of all weights and the rest. A device draws its draft from the row's own ``distribution``, so the verifier
-knows exactly what it was drawn from. Speculative sampling then keeps the target's distribution, whatever the rounding to weights costs.
+knows exactly from what it was drawn. Speculative sampling then keeps the target's distribution, whatever the rounding to weights loses.
 Ids come best first, so a greedy verdict reads the first one, and no rounding can change it.
 
 Bytes of a row, numbers little-endian, ``bits`` the width of an id (see ``VerifyCodec``)::
@@ -48,7 +48,7 @@ class TopK(Struct, frozen=True, gc=False):
     rest: int = 0
 
     def distribution(self) -> Distribution:
-        """Return the probabilities of the ids; they sum to 1 if ``rest`` is 0. Both sides get the same numbers, bit by bit."""
+        """Return the probabilities of the ids, which sum to 1 if ``rest`` is 0. Both sides get bit-identical numbers."""
         from streamco.policies.acceptance import Distribution
 
         total = sum(self.weights) + self.rest
@@ -60,8 +60,8 @@ def quantise(pairs: Sequence[tuple[int, float]], *, is_whole: bool) -> TopK:
 
     Args:
         pairs: 1 to 255 different ids with probabilities above 0, best first, as ``top_k`` returns them.
-        is_whole: the draw is from these ids alone, so only their ratios count, and ``rest`` is 0. Otherwise the probabilities are shares of
-            the whole vocabulary, and ``rest`` is the share of all other ids.
+        is_whole: tokens are drawn only from these ids, so only their ratios count, and ``rest`` is 0. Otherwise the probabilities are
+            shares of the whole vocabulary, and ``rest`` is the share of all other ids.
     """
     scale = MAX_WEIGHT / pairs[0][1] if is_whole else MAX_WEIGHT
     weights = tuple(min(max(1, round(share * scale)), MAX_WEIGHT) for _, share in pairs)

@@ -1,4 +1,4 @@
-"""The attempts of a race by the dispatch decision, and what becomes of endpoints that rest."""
+"""Turns the dispatch decision into the attempts of a race, and reorders endpoints that rest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["names_of_two_servers", "plan_attempts", "resting_behind", "spare_res
 def plan_attempts(
     decision: Decision, eligibility: Eligibility, device: Endpoint | None, servers: Sequence[Endpoint]
 ) -> tuple[AttemptPlan, ...]:
-    """Return the attempts of a race in the order of their use: the first server, the device, further servers as fallbacks."""
+    """Return the attempts of a race in the order of their use: the first server, the device, then the other servers as fallbacks."""
     attempts = []
     if servers:
         attempts.append(_attempt(servers[0], decision.server_wait))
@@ -29,13 +29,13 @@ def plan_attempts(
 def spare_resting(
     decision: Decision, eligibility: Eligibility, device: Endpoint | None, servers: Sequence[Endpoint], resting: Mapping[str, str]
 ) -> Decision:
-    """Return the decision, but with the other side at once in place of a side that rests, and that one only if it fails.
+    """If one side rests, return a decision that starts the other side at once, and the resting side only if that fails.
 
     Args:
         decision: when each side starts.
         eligibility: which sides can serve the request.
-        device: the device; None: there is none.
-        servers: the servers that can serve it, those that rest last.
+        device: the device, or None.
+        servers: the servers that can serve it, with resting ones last.
         resting: as for ``Dispatcher.decide``.
     """
     if not resting or device is None or not servers or not (eligibility.device and eligibility.server):
@@ -52,14 +52,14 @@ def spare_resting(
 
 
 def resting_behind(attempts: Sequence[AttemptPlan], resting: Mapping[str, str]) -> dict[str, str]:
-    """Return why endpoints that rest are asked after others, by name; not those that nobody can stand in for."""
+    """Return why resting endpoints are asked after others, by name; {} if all of them rest."""
     if not resting or all(each.source in resting for each in attempts):
         return {}
     return {each.source: resting[each.source] for each in attempts if each.source in resting and each.wait is None}
 
 
 def names_of_two_servers(device: Endpoint | None, servers: Sequence[Endpoint]) -> dict[str, str]:
-    """Return the names of two servers that race, by the side that each stands for; {}: there are real sides."""
+    """Return the names of two servers that race, by the side that each stands for; {} if there aren't two."""
     if device is None or device.kind == "device" or not servers:
         return {}
     return {"device": device.name, "server": servers[0].name}

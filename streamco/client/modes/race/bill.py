@@ -1,10 +1,10 @@
-"""What a server bills for an answer: its own bill if it sends one, else the tokens that it counts.
+"""What a server bills for an answer: the price that it states if it does, or else the tokens that it counts.
 
-Servers differ in where reasoning is counted. Recorded with a bill beside them, which these rules meet:
+Servers differ in where they count reasoning. These rules agree with recorded answers that came with a bill:
 
 - In ``completion_tokens``: OpenAI, OpenRouter, DeepSeek and most others.
-- Outside of it, in ``total_tokens``: xAI.
-- Outside of both: Gemini by Vercel's gateway. More reasoning than completion shows it.
+- Outside it, but in ``total_tokens``: xAI.
+- Outside both: Gemini through Vercel's gateway, recognisable because there is more reasoning than completion.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from streamco.openai_types import CompletionUsage, further_fields
 
 __all__ = ["billed_completion", "has_counted", "has_counted_prompt", "own_bill"]
 
-_MAX_BILL = 1000.0  # US dollars; a million tokens of the dearest models cost less. What claims more for one answer is a defect
+_MAX_BILL = 1000.0  # US dollars; a million tokens of the most expensive models cost less. A higher bill for one answer is a defect
 _MAX_REASONING = 1 << 17  # tokens outside the completion; no model has a larger reasoning budget
 _TICK = 1e-10  # US dollars; xAI's unit
 
 
 def own_bill(usage: CompletionUsage | None) -> float | None:
-    """Return the US dollars that the server itself says it bills; None: it doesn't say, or nothing that can be.
+    """Return the price that the server itself states, in US dollars, or None if it states none or an impossible one.
 
-    Read are ``cost`` (OpenRouter, Vercel and others), ``cost.total_cost`` (Perplexity) and ``cost_in_usd_ticks`` (xAI). Ticks of 0 are no
-    bill, because resellers of xAI's models send them.
+    It reads ``cost`` (OpenRouter, Vercel and others), ``cost.total_cost`` (Perplexity) and ``cost_in_usd_ticks`` (xAI). Ticks of 0 don't
+    count as a bill, because resellers of xAI's models send them.
     """
     if usage is None:
         return None
@@ -36,28 +36,28 @@ def own_bill(usage: CompletionUsage | None) -> float | None:
 
 
 def has_counted(usage: CompletionUsage | None, tokens: int) -> bool:
-    """Return True if a server has counted the tokens that it made: zero is no count of an answer of which something came.
+    """Return True if a server has counted the tokens that it generated; zero doesn't count if any tokens arrived.
 
     Args:
-        usage: the server's usage; None: it sent none.
-        tokens: tokens that came, by this side's estimate.
+        usage: the server's usage, or None if it sent none.
+        tokens: tokens that arrived, as estimated by the client.
     """
     return usage is not None and (usage.completion_tokens > 0 or not tokens)
 
 
 def has_counted_prompt(usage: CompletionUsage | None, tokens: int) -> bool:
-    """Return True if a server has counted the prompt that it read: zero is a count only if it made nothing, because it was not asked.
+    """Return True if a server has counted the prompt; zero counts only if it generated nothing, because it wasn't asked.
 
-    The arguments are those of ``has_counted``.
+    The arguments are the same as for ``has_counted``.
     """
     return usage is not None and (usage.prompt_tokens > 0 or not (tokens or usage.completion_tokens))
 
 
 def billed_completion(usage: CompletionUsage) -> int:
-    """Return the completion tokens that are billed, reasoning included wherever the server counts it.
+    """Return the billed completion tokens, including reasoning wherever the server counts it.
 
-    Tokens outside of ``completion_tokens`` are believed up to the reasoning that the server names. If it names none they are believed up to
-    131,072.
+    Tokens outside ``completion_tokens`` are accepted up to the number of reasoning tokens that the server states. If it states none, they
+    are accepted up to 131,072.
     """
     completion = max(0, usage.completion_tokens)
     details = usage.completion_tokens_details

@@ -1,4 +1,4 @@
-"""The request for an endpoint that goes on with an answer."""
+"""The request to an endpoint that continues an answer."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["continued", "count_text"]
 
 
 def count_text(endpoint: Endpoint, text: str) -> TextCount | None:
-    """Return the tokens of a text in an endpoint's vocabulary; None: the endpoint can't say."""
+    """Return the number of tokens of a text in an endpoint's vocabulary, or None if the endpoint can't say."""
     try:
         return endpoint.count_text(text) if isinstance(endpoint, TextCounter) else None
     except EngineError:
-        return None  # the model has failed, or was closed: an answer that is asked of it gets the error
+        return None  # the model has failed or was closed; an answer that uses it will get the error
 
 
 def continued(request: Request, partial: Partial, written: int | None) -> Request:
-    """Return the request for an endpoint that continues its answer; an answer of which nothing was seen starts from the beginning.
+    """Return the request to an endpoint that continues an answer; if nothing of the answer has arrived, it starts from the beginning.
 
     Args:
         request: the request to the endpoint that began.
         partial: the answer so far.
-        written: tokens of it that count against ``max_tokens``; None: the limit stays, because an estimate could cut the answer short.
+        written: tokens of it that count against ``max_tokens``; None keeps the limit, because an estimate could cut the answer short.
     """
     if not partial.text and not partial.ids:
         return request

@@ -1,4 +1,4 @@
-"""The dispatch decision for one request: what its report, its log lines and its race are made from."""
+"""The dispatch decision for one request, from which its report, its log lines and its race are made."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from streamco.profiles import Prices
 
 __all__ = ["DispatchRecord", "endpoint_cost", "known_prices"]
 
-_SIDE = re.compile(r"\b(?:device|server)\b")  # as the reasons of policies name the sides
-_SIDE_BEFORE_COLON = re.compile(r"(?:(?<=^)|(?<=; )|(?<=, ))(?:device|server)(?=: )")  # why a side is left out; the rest may be a caller's
+_SIDE = re.compile(r"\b(?:device|server)\b")  # how the reasons of policies name the sides
+_SIDE_BEFORE_COLON = re.compile(r"(?:(?<=^)|(?<=; )|(?<=, ))(?:device|server)(?=: )")  # why a side is left out; callers' words may follow
 
 
 class DispatchRecord:
@@ -34,20 +34,20 @@ class DispatchRecord:
     Attributes:
         attempts: planned attempts of the race.
         device: name of the device endpoint.
-        facts: facts of the request that decide which endpoints can serve it.
-        obstacles: why endpoints can't serve the request though others can, by name. A device that the request gate keeps out isn't in it.
-        without_effect: why the policy has no effect, as a sentence; "": it has.
-        late: why endpoints are asked after others, because by an estimate they lack the room for the prompt, by name.
-        resting: why endpoints are asked after others, because they have just failed, by name.
-        waits_for: answers that the device has before this one, if it is late and the budget allows nothing else; 0: it isn't.
-        shortened_to: the longest answer that fits into the device's context, if the request allows a longer one; None: it doesn't.
-        unmoved: why the answer moves to no cheaper endpoint, as a clause; "": it may; found by ``Dispatcher.plan_moves``.
-        sides: the endpoints' names in the place of "device" and "server", if two servers race; {}: there are real sides.
-        barred: moves that would save money and must not happen, because the target is not good enough; found there, too.
-        gate: decides whether the device's answer is good enough; None: nothing does.
-        gate_reservation: the part of the reservation for a server that is asked because of a low score; None: nothing grades answers.
-        not_graded: why nothing does, though that was asked for, as a clause; "": it does, or wasn't asked for.
-        may_shadow: a server may write an answer that nobody reads after the device has written this one; the budget has it reserved.
+        facts: facts about the request that decide which endpoints can serve it.
+        obstacles: why endpoints can't serve the request although others can, by name, except for a device that the request gate excludes.
+        without_effect: why the policy has no effect, as a sentence, or "" if it has.
+        late: why endpoints come after others, by name: they are estimated to lack room for the prompt.
+        resting: why endpoints come after others, by name: they have just failed.
+        waits_for: answers that the device has to make before this one, if that delays it and the budget allows nothing else; otherwise 0.
+        shortened_to: the longest answer that fits into the device's context, or None if the request doesn't allow a longer one.
+        unmoved: why the answer won't move to a cheaper endpoint, as a clause, or "" if it may; set by ``Dispatcher.plan_moves``.
+        sides: the endpoints' names that replace "device" and "server" if two servers race; otherwise {}.
+        barred: moves that would save money but aren't allowed, because the target isn't good enough; set by ``plan_moves``, too.
+        gate: decides whether the device's answer is good enough, or None.
+        gate_reservation: the part of the reservation for a server that is asked because of a low score; None if answers aren't graded.
+        not_graded: why the answer isn't graded although that was requested, as a clause; otherwise "".
+        may_shadow: True if a server may write a shadow answer after the device has written this one; the budget reserves it.
     """
 
     def __init__(
@@ -93,21 +93,21 @@ class DispatchRecord:
         self.attempts = attempts
         self.device = device
         self.facts = facts
-        self.steering = steering  # the request's account; a client that learns what its sides cost may open another one
+        self.steering = steering  # the request's account; a client that learns the costs of its sides may open another one
         self.reservation = reservation
         self.is_exempt = is_exempt
-        self.is_named = is_named  # one side was asked for by name
+        self.is_named = is_named  # True if the policy names one side
         self.plan = plan
         self._decision = decision
         self._share = steering.share if steering.requests else None
         self._costs = costs
         self._note = note
-        self._logged_reason = logged_reason or decision.reason  # as the decision's, without words of the caller's
+        self._logged_reason = logged_reason or decision.reason  # the decision's reason without the caller's words
         self._logged_note = note
 
     @property
     def is_rated(self) -> bool:
-        """True if it is wanted how sure the device is of its tokens: for the gate, or to learn from ratings of its answers."""
+        """True if the device should report how sure it is of its tokens, for the gate or to learn from ratings."""
         return self.gate_reservation is not None
 
     @property
@@ -117,7 +117,7 @@ class DispatchRecord:
 
     @property
     def explore(self) -> bool:
-        """True if the loser runs to its first token, so that its time is learned in full."""
+        """True if the loser runs to its first token, so that its full time is learned."""
         return self._decision.explore
 
     def report(self) -> DispatchReport:
@@ -136,11 +136,11 @@ class DispatchRecord:
         )
 
     def logged_report(self) -> DispatchReport:
-        """Return the decision as it may be logged: the reason has no words of the caller's."""
+        """Return the decision in a form that may be logged: its reason doesn't contain the caller's words."""
         return replace(self.report(), reason=self._named_reason(self._logged_reason, self._logged_note))
 
     def logged_reason(self) -> str | None:
-        """Return the reason as it may be logged; None: it is that of the report, which quotes nothing."""
+        """Return the reason in a form that may be logged, or None if the report's reason quotes nothing."""
         if (self._logged_reason, self._logged_note) == (self._decision.reason, self._note):
             return None
         return self._named_reason(self._logged_reason, self._logged_note)
@@ -149,34 +149,34 @@ class DispatchRecord:
         return shorten((self._by_name(reason) or ", ".join(each.source for each in self.attempts)) + note)
 
     def _by_name(self, reason: str) -> str:
-        """Return a reason of our own with the names of two servers that race, in the place of the sides'."""
+        """Return a reason with "device" and "server" replaced by the names of two servers that race."""
         if not self.sides or isinstance(self.plan.policy, CallersPolicy):
             return reason
         return (_SIDE_BEFORE_COLON if ": " in reason else _SIDE).sub(lambda found: self.sides[found[0]], reason)
 
     def may_write(self, kind: Kind) -> bool:
-        """Return True if a planned hand-over may give the answer to this side. The constrained side may be left out by the budget."""
+        """Return True if a planned hand-over may give the answer to this side. The budget may exclude the constrained side."""
         return kind != self.plan.constrained or self._decision.wait(kind) is not None
 
     def cost(self, endpoint: Endpoint, prompt: int, completion: int, cached: int) -> RequestCost:
-        """Return the cost of tokens at an endpoint; its parts are None if prices or the model's shape are not known.
+        """Return the cost of tokens at an endpoint; its parts are None if prices or the model's shape aren't known.
 
         Args:
             endpoint: the endpoint.
-            prompt: prompt tokens, cached ones included.
+            prompt: prompt tokens, including cached ones.
             completion: generated tokens.
             cached: prompt tokens that the endpoint had in its cache.
         """
         return endpoint_cost(self._costs, endpoint, prompt, completion, cached)
 
     def add_note(self, text: str, *, logged: str | None = None) -> None:
-        """Add a text to the reason in the report. ``logged``: the same without words of the caller's; None: it has none."""
+        """Add a text to the reason in the report. ``logged``: the text without the caller's words, or None if it contains none."""
         self._note += f"; {text}"
         self._logged_note += f"; {text if logged is None else logged}"
 
 
 def endpoint_cost(costs: DeviceCosts | None, endpoint: Endpoint, prompt: int, completion: int, cached: int) -> RequestCost:
-    """Return the cost of tokens at an endpoint; see ``DispatchRecord.cost``. ``costs``: of a device's tokens; None: not known."""
+    """Return the cost of tokens at an endpoint; see ``DispatchRecord.cost``. ``costs``: cost of a device's tokens, None if unknown."""
     if endpoint.kind == "device":
         return request_cost(Usage(device_prompt=prompt - cached, device_completion=completion), None, costs)
     usage = Usage(server_prompt=prompt, server_completion=completion, server_cached=cached)
@@ -184,7 +184,7 @@ def endpoint_cost(costs: DeviceCosts | None, endpoint: Endpoint, prompt: int, co
 
 
 def known_prices(endpoint: Endpoint) -> Prices | None:
-    """Return an endpoint's prices; None: not all are known."""
+    """Return an endpoint's prices, or None if some aren't known."""
     prices = endpoint.prices
     if prices.prompt is None or prices.completion is None:
         return None

@@ -1,7 +1,7 @@
 """The client's side of dispatch: plans a race for each request, and learns from each race that has ended.
 
 The decisions are made in ``streamco.policies`` and ``streamco.core.race.learner``; this file collects the facts
-for them and keeps the account. The file is longer than others, because all steps of one decision are read together.
+for them and keeps the account. The file is longer than others, because it helps to read all steps of a decision together.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ __all__ = ["DispatchOptions", "Dispatcher"]
 
 _CURE = "; capabilities=Capabilities(...) of an endpoint says what it can do"
 _EXCHANGE_RATE = RateName("race", "exchange_rate", "US dollars per million GFLOPs")
-_WORTH = 1.0  # seconds that a device with others before it may be later than the server, before the server is asked on credit
-_AT_ONCE = 0.5  # share of a server's budget for those that start at once, if the rest is for answers of which the device is unsure
-_QUEUE_AWARE = frozenset({"auto", "disco", "server-constrained"})  # these policies look at the queue; others do what their names say
+_WORTH = 1.0  # seconds that a busy device may be later than the server before the server is used on credit
+_AT_ONCE = 0.5  # share of a server's budget for answers that it starts at once; the rest is for answers that the device is unsure of
+_QUEUE_AWARE = frozenset({"auto", "disco", "server-constrained"})  # these policies consider the queue; others do what their names say
 _NOTHING: Mapping[str, str] = MappingProxyType({})
-_INDIFFERENT = Random(0)  # for requests of one side: whatever is drawn, that side serves it
+_INDIFFERENT = Random(0)  # for requests that only one side can serve, whatever is drawn
 _NAMED_SIDES: Mapping[str, Side] = {"device-only": "device", "device-first": "device", "server-only": "server", "server-first": "server"}
 
 
 class DispatchOptions(Options, frozen=True, kw_only=True):
-    """The settings of a ``Race`` that an account depends on; described there."""
+    """The settings of a ``Race`` that an account depends on; they are described there."""
 
     policy: PolicyName | DispatchPolicy = "auto"
     constrained: Literal["device", "server"] | None = None
@@ -75,7 +75,7 @@ class DispatchOptions(Options, frozen=True, kw_only=True):
     quality: QualityGate | Literal["gate"] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what neither the learner nor a race could use."""
+        """Reject settings that the learner or a race can't use."""
         check_policy(self.policy, self.constrained)
         check_share("tail", self.tail)
         check_share("explore", self.explore)
@@ -95,15 +95,15 @@ class _Survey(NamedTuple):
     """Who can serve a request.
 
     Args:
-        device: the device; None: there is none, or it could not start, or it is kept out.
-        servers: those that have started and are not kept out.
+        device: the device; None if there is none, it could not start, or it is excluded.
+        servers: the servers that have started and aren't excluded.
         able: the servers that can serve it, in the order of their use.
-        late: why servers are asked after others, by name.
-        facts: facts of the request.
+        late: why servers come after others, by name.
+        facts: facts about the request.
         eligibility: which sides can serve it.
-        check: gives the same for other facts.
-        kept_out: the side that must not be used; None: no side.
-        without_effect: why the policy has no effect; "": it has.
+        check: returns the eligibility for other facts.
+        kept_out: the side that must not be used, or None.
+        without_effect: why the policy has no effect, or "" if it has.
     """
 
     device: Endpoint | None
@@ -118,12 +118,12 @@ class _Survey(NamedTuple):
 
     @property
     def server(self) -> Endpoint | None:
-        """The server that is asked first; None: there is none."""
+        """The server to use first, or None."""
         return next(iter(self.able or self.servers), None)
 
     @property
     def kinds(self) -> dict[Side, Endpoint]:
-        """The endpoint that is asked first of each side that there is."""
+        """The endpoint to use first, for each side that exists."""
         sides: tuple[tuple[Side, Endpoint | None], ...] = (("device", self.device), ("server", self.server))
         return {side: each for side, each in sides if each is not None}
 
@@ -133,13 +133,13 @@ class Dispatcher:
 
     Args:
         options: the policy and its options.
-        budget: share of prompt tokens the constrained side may process, 0 to 1.
-        profile: what an earlier client learned; None: nothing is known.
-        seed: seed of the policies' random draws; None: from the system.
-        rate: the exchange rate, if another dispatcher of the same setting has it already; None: it is read now.
+        budget: share of prompt tokens that the constrained side may process, 0 to 1.
+        profile: what an earlier client learned, or None.
+        seed: seed for the policies' random draws; None takes one from the system.
+        rate: the exchange rate, if another dispatcher with the same setting already has it; None reads it now.
 
     Raises:
-        ConfigError: a setting out of range, an unknown policy.
+        ConfigError: a setting is out of range, or the policy is unknown.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Dispatcher:
         part = 1.0 if budget >= 1.0 else budget if options.policy == "device-first" else budget * (1.0 - _AT_ONCE)
         self.grader = None if quality is None else Grader(quality, part, LearnedScore(self._ratings))
         self._steering = BudgetSteering(budget, burst=options.burst)
-        self._accounts: dict[Side, BudgetSteering] = {self._learner.constrained: self._steering}  # by the side that is constrained
+        self._accounts: dict[Side, BudgetSteering] = {self._learner.constrained: self._steering}  # by constrained side
         self._seed = SystemRandom().randrange(1 << 63) if seed is None else seed
         self._count = 0
         self._costs: DeviceCosts | None = None
@@ -179,11 +179,11 @@ class Dispatcher:
         self._server_rate = None if profile is None else profile.server_tokens_per_s
 
     def copy(self, options: DispatchOptions, *, budget: float | None) -> Dispatcher:
-        """Return a dispatcher with other options that starts with what this one knows; it keeps an account of its own.
+        """Return a dispatcher with other options that starts with what this one knows, but keeps its own account.
 
         Args:
             options: the policy and its options.
-            budget: share of prompt tokens the constrained side may process, 0 to 1; None: the same.
+            budget: share of prompt tokens that the constrained side may process, 0 to 1; None keeps it.
         """
         other = Dispatcher(
             options,
@@ -207,7 +207,7 @@ class Dispatcher:
         return self._options.reader_rate
 
     def hedges(self, facts: RequestFacts) -> bool:
-        """Return True if two endpoints may be asked at once for such a request."""
+        """Return True if two endpoints may be used at once for such a request."""
         return self._options.hedge_tools or not facts.has_tools
 
     def profile(self) -> bytes:
@@ -222,22 +222,22 @@ class Dispatcher:
 
     @property
     def _known_ratings(self) -> tuple[RatedAnswer, ...]:
-        """The ratings so far; without a gate those that the profile had."""
+        """The ratings so far; without a gate, the ratings from the profile."""
         return self._ratings if self.grader is None else tuple(self.grader.learned.examples)
 
     @property
     def kept_out(self) -> Side | None:
-        """The side that must not be used at all, by policy "device-only" or "server-only" or by a budget of 0; None: no side.
+        """The side that must not be used at all, because of the policy "device-only" or "server-only" or a budget of 0; or None.
 
-        A budget of 0 keeps the server out, unless the caller names the device as the constrained side. It doesn't follow the costs,
-        because a change of prices must not send prompts to a server.
+        A budget of 0 excludes the server, unless the caller names the device as the constrained side. Costs don't matter here, because a
+        change of prices must not send prompts to a server.
         """
         restriction = self._restriction
         return None if restriction is None else restriction[0]
 
     @property
     def _restriction(self) -> tuple[Side, str] | None:
-        """The side that is kept out, and the setting that does it; None: no side."""
+        """The excluded side and the setting that excludes it, or None."""
         policy = self._learner.policy
         if policy in {"device-only", "server-only"}:
             return "server" if policy == "device-only" else "device", f'policy="{policy}"'
@@ -245,7 +245,7 @@ class Dispatcher:
 
     @property
     def needed(self) -> tuple[Side, str] | None:
-        """The side that has to exist, because the policy or a budget of 0 asks for it, and that setting; None: neither does."""
+        """The side that has to exist, because the policy or a budget of 0 requires it, and that setting; or None."""
         policy = self._learner.policy
         if policy in _NAMED_SIDES:
             return _NAMED_SIDES[policy], f'policy="{policy}"'
@@ -254,7 +254,7 @@ class Dispatcher:
 
     @property
     def spared(self) -> Side | None:
-        """The side that a budget of 0 keeps out; None: the budget is above 0."""
+        """The side that a budget of 0 excludes, or None if the budget is above 0."""
         return (self._learner.declared_constraint or "server") if self._learner.budget == 0 else None
 
     # Deciding
@@ -274,26 +274,26 @@ class Dispatcher:
         """Decide which endpoint starts when.
 
         Args:
-            request: the request, for its facts.
-            device: the device; None: there is none.
-            servers: the servers in the order of their use: each is the fallback of those before it.
+            request: the request.
+            device: the device, or None.
+            servers: the servers in the order of their use: each is the fallback for the ones before it.
             unavailable: endpoints that could not start, with their errors.
-            facts: the result of ``describe_request``, if it was called before; None: it is called here.
-            resting: why endpoints are asked only if others fail, by name: they have just failed.
-            states: tell what the device has to do before it comes to this request; None: nothing.
-            way: was chosen by its forecast; None: the policy decides.
+            facts: the result of ``describe_request`` if it is already known; None calls it here.
+            resting: why endpoints are used only if others fail, by name: they have just failed.
+            states: know what the device has to do before this request; None if nothing.
+            way: the way that was chosen by its forecast; None lets the policy decide.
 
         Raises:
-            ConfigError: no endpoint can serve this request; the text says why each can't.
-            EndpointError: one side is kept out, and the other could not start.
+            ConfigError: no endpoint can serve this request; the message says why each can't.
+            EndpointError: one side is excluded, and the other could not start.
         """
         seen = self._survey(request, device, servers, unavailable, facts, resting=resting)
         device, server, eligibility, facts, kept_out = seen.device, seen.server, seen.eligibility, seen.facts, seen.kept_out
         plan, length = self._plan, facts.prompt_tokens
         self._count += 1
-        is_one_sided = isinstance(plan.policy, DeviceOnly | ServerOnly)  # asked for by name: no budget limits it
+        is_one_sided = isinstance(plan.policy, DeviceOnly | ServerOnly)  # the policy names one side: no budget limits it
         has_choice = eligibility.device and eligibility.server and not is_one_sided
-        rng = Random(f"{self._seed}/{self._count}") if has_choice else _INDIFFERENT  # to seed one costs more than the decision
+        rng = Random(f"{self._seed}/{self._count}") if has_choice else _INDIFFERENT  # seeding costs more than the decision
         decision = planned = restrict(plan.decide(length, rng) if way is None else way.decision, eligibility)
         others = 0 if states is None else states.queued
         may_borrow = eligibility.first != "device" and not any(each.name in resting for each in (device, server) if each is not None)
@@ -373,14 +373,14 @@ class Dispatcher:
         resting: Mapping[str, str],
         states: EndpointStates,
     ) -> list[tuple[Way, AskedWay]]:
-        """Return the ways in which a race can make an answer, and what is predicted of each; one at least is open.
+        """Return the ways in which a race can make an answer, with the predictions for each; at least one is available.
 
-        The other arguments, and the errors, are those of ``decide``. A policy that names a side has its own way alone.
+        The other arguments and the errors are the same as for ``decide``. A policy that names a side has only one way.
 
         Args:
             reading: how the answer is read.
-            weights: what the caller says is worth how much.
-            options: may have the quality of endpoints.
+            weights: the caller's weights.
+            options: may hold the quality of endpoints.
         """
         seen = self._survey(request, device, servers, unavailable, facts, resting=resting)
         plan, length, policy = self._plan, facts.prompt_tokens, self._plan.policy
@@ -416,17 +416,17 @@ class Dispatcher:
         return ways.found(weights)
 
     def _may_shadow(self, facts: RequestFacts) -> bool:
-        """Return True if a server may write an answer that nobody reads to such a request, which must ask for text alone."""
+        """Return True if a server may write a shadow answer to such a request, which must ask only for text."""
         is_text = not (facts.has_tools or facts.has_images or facts.has_json_schema or facts.other_parts or facts.choices > 1)
         return is_text and self.grader is not None and self.grader.options.shadow > 0.0
 
     def _draws_shadow(self) -> bool:
-        """Return True if chance has it that a server is to write one."""
+        """Draw whether a server should write a shadow answer."""
         share = 0.0 if self.grader is None else self.grader.options.shadow
         return Random(f"{self._seed}/shadow/{self._count}").random() < share
 
     def _rate_of(self, side: Side, endpoint: Endpoint) -> float | None:
-        """Return the tokens per second that a side writes; None: not known."""
+        """Return the tokens per second that a side writes, or None if that isn't known."""
         known = self._migration.rate(endpoint)
         if known is not None:
             return known
@@ -434,14 +434,14 @@ class Dispatcher:
         return self._server_rate if side == "server" else None if speed is None else speed.decode_tokens_per_s
 
     def quality(self, endpoint: Endpoint, options: MigrationOptions) -> float | None:
-        """Return the quality of an endpoint's answers; None: not known.
+        """Return the quality of an endpoint's answers, or None if it isn't known.
 
-        If qualities were declared or measured, it is the endpoint's own. Else it follows from ratings: a server's answers count as 1,
-        because whoever rates a device's answer says whether it is as good.
+        It is the declared or measured quality if there are any. Otherwise it follows from ratings: a server's answers count as 1, because a
+        rating of a device's answer says whether it is as good.
 
         Args:
             endpoint: the endpoint.
-            options: may have the quality of endpoints.
+            options: may hold the quality of endpoints.
         """
         if declared := self._migration.qualities(options):
             return declared.get(endpoint.name)
@@ -453,16 +453,16 @@ class Dispatcher:
 
     @property
     def budget(self) -> float:
-        """Share of all prompt tokens that the constrained side may process, 0 to 1."""
+        """Share of all prompt tokens that the constrained side may process, from 0 to 1."""
         return self._learner.budget
 
     def expected_tokens(self, limit: int | None) -> float:
-        """Return the tokens that an answer is expected to have. ``limit``: maximum of them; None: not known."""
+        """Return how many tokens an answer is expected to have. ``limit``: the maximum, or None if it isn't known."""
         return self._migration.expected_tokens(limit)
 
     @property
     def _plan(self) -> Plan:
-        """The plan of the next answer, which keeps a part of the budget for a gate that is on."""
+        """The plan of the next answer; it keeps a part of the budget for the gate if that is on."""
         self._learner.keep_back(0.0 if self.grader is None or self.grader.why_off else 1.0 - _AT_ONCE)
         return self._learner.plan
 
@@ -505,7 +505,7 @@ class Dispatcher:
     def _keep_out(
         self, device: Endpoint | None, servers: Sequence[Endpoint], unavailable: Mapping[str, EndpointError]
     ) -> tuple[Endpoint | None, Sequence[Endpoint], str]:
-        """Return the endpoints without the side that is kept out, and the setting that does it; "": there is no such side.
+        """Return the endpoints without the excluded side, and the setting that excludes it, or "".
 
         Raises:
             EndpointError: the other side could not start.
@@ -519,31 +519,31 @@ class Dispatcher:
         return device, servers, setting if is_there else ""
 
     def abandon(self, dispatched: DispatchRecord) -> None:
-        """Close the account of a request that doesn't start after all, so that it holds back nothing of the budget."""
+        """Settle the account of a request that isn't started after all, so that it doesn't reserve any of the budget."""
         if not dispatched.reservation.is_settled:
             dispatched.steering.settle(dispatched.reservation, started=False, exempt=True)
             if self.grader is not None and dispatched.gate_reservation is not None:
                 self.grader.account.settle(dispatched.gate_reservation, started=False, exempt=True)
 
     def costs(self, device: Endpoint | None, servers: Sequence[Endpoint]) -> CostOf:
-        """Return the function that gives the cost of tokens at these endpoints, for answers that are not dispatched."""
+        """Return the function that computes the cost of tokens at these endpoints, for answers that aren't dispatched."""
         self._update_costs(device, servers)
         return partial(endpoint_cost, self._costs)
 
     @property
     def needs_numpy(self) -> bool:
-        """True if decisions are computed from earlier answers or ratings, which takes numpy."""
+        """True if decisions are computed from earlier answers or ratings, which requires numpy."""
         return self._learner.has_samples or (self.grader is not None and self.grader.learned.is_ready)
 
     def take_told_times(self, servers: Sequence[Endpoint]) -> None:
-        """Take the first-token times that the first server has told, if it has told any."""
+        """Use the first-token times that the first server has reported, if there are any."""
         told = tuple(getattr(servers[0], "first_token_times", ())) if servers else ()
         if told != self._told:
             self._told = told
             self._learner.tell_server_ttft(told)
 
     def record_prompt(self, tokens: int) -> None:
-        """Record the prompt length of an answer that was not dispatched, in tokens."""
+        """Record the prompt length in tokens of an answer that wasn't dispatched."""
         self._learner.observe(PromptLength(tokens))
 
     def _update_costs(self, device: Endpoint | None, servers: Sequence[Endpoint]) -> None:
@@ -570,16 +570,16 @@ class Dispatcher:
         limit: int | None,
         model: str | None = None,
     ) -> MigrationPlan | None:
-        """Return the plan for planned hand-overs of an answer; None: it is not moved.
+        """Return the plan for planned hand-overs of an answer, or None if it isn't moved.
 
         Args:
             dispatched: the decision for the answer.
             endpoints: all endpoints, by name.
             options: whether and how answers move.
-            pace: tokens per second at the reader; None: unpaced.
-            capacity: tokens a source may be ahead of the reader.
-            limit: maximum of the answer's tokens; None: not known.
-            model: the server's model that the request names; None: each server's own.
+            pace: tokens per second at the reader, or None if unpaced.
+            capacity: tokens that a source may be ahead of the reader.
+            limit: the answer's maximum number of tokens, or None if it isn't known.
+            model: the server's model that the request names; None uses each server's own.
         """
         if dispatched.is_named:
             return None
@@ -611,9 +611,9 @@ class Dispatcher:
     def unknown_quality_moves(
         self, options: MigrationOptions, hand_overs: Iterable[HandOver], endpoints: Mapping[str, Endpoint], model: str | None
     ) -> list[HandOver]:
-        """Return the planned hand-overs to another model between endpoints of unknown quality, if the caller has set nothing about it.
+        """Return the planned hand-overs to another model between endpoints of unknown quality, if the caller set no rule about quality.
 
-        The arguments are those of ``plan_moves``.
+        The arguments are the same as for ``plan_moves``.
         """
         return [
             each
@@ -624,7 +624,7 @@ class Dispatcher:
         ]
 
     def _why_not_graded(self, facts: RequestFacts, eligibility: Eligibility) -> str:
-        """Return why a device's answer to a request isn't graded, as a clause; "": it is, or nobody asked."""
+        """Return why a device's answer to a request isn't graded, as a clause; "" if it is, or nobody asked for it."""
         if self.grader is None:
             return ""
         if not eligibility.server:
@@ -643,15 +643,15 @@ class Dispatcher:
         facts: AnswerFacts | None = None,
         log: AnswerLog | None = None,
     ) -> None:
-        """Record a race that has ended: close its account and learn from its times.
+        """Record a race that has ended: settle its account and learn from its times.
 
         Args:
             dispatched: the decision for the answer.
             machine: its race.
-            was_alone: the device had no other answer when it was asked for this one, so that its time says how fast it is.
-            facts: what is known of the answer if it may be rated; None: nothing, or the device didn't write all of it.
-            has_shadow: a server will write an answer that nobody reads.
-            log: the answer's, which has the names by which it may be rated; None: it isn't.
+            was_alone: True if the device had no other answer when this one was requested, so that its time shows how fast it is.
+            facts: what is known about the answer if it may be rated; None if nothing, or the device didn't write all of it.
+            has_shadow: True if a server will write a shadow answer.
+            log: the answer's log, which has the names to rate it by; None if it can't be rated.
         """
         attempts = [attempt for attempt in (*machine.attempts.values(), *machine.past_attempts) if attempt.opened is not None]
         sides = {attempt.source: "device" if attempt.source == dispatched.device else "server" for attempt in attempts}
@@ -700,10 +700,10 @@ def _server_sample(attempt: Attempt, ttft: float) -> ServerTTFT:
 
 
 def _check_startable(endpoints: Sequence[Endpoint], unavailable: Mapping[str, EndpointError]) -> None:
-    """Raise the error of the endpoints that may be used if none of them could start.
+    """Check that at least one of the endpoints that may be used has started.
 
     Raises:
-        EndpointError: the first one's.
+        EndpointError: the first endpoint's error.
     """
     errors = [unavailable[each.name] for each in endpoints if each.name in unavailable]
     if errors and len(errors) == len(endpoints):
@@ -711,7 +711,7 @@ def _check_startable(endpoints: Sequence[Endpoint], unavailable: Mapping[str, En
 
 
 def _shape(device: Endpoint | None) -> ModelShape | None:
-    """Return the device model's shape; None: the endpoint has no engine with that information."""
+    """Return the device model's shape, or None if the endpoint has no engine that knows it."""
     info = getattr(getattr(device, "engine", None), "info", None)
     if info is None:
         return None
@@ -723,7 +723,7 @@ def _passes(gate: Gate | None, facts: RequestFacts) -> bool:
 
 
 def _late(eligibility: Eligibility, late: dict[str, str], device: Endpoint | None, able: Sequence[Endpoint]) -> dict[str, str]:
-    """Return why endpoints are asked after others, as the prompt may be too long for them by an estimate, by name."""
+    """Return why endpoints come after others, by name: the prompt is estimated to be too long for them."""
     if eligibility.first is None:
         return late
     after = device if eligibility.first == "server" else able[0]
@@ -733,5 +733,5 @@ def _late(eligibility: Eligibility, late: dict[str, str], device: Endpoint | Non
 
 
 def _note(unavailable: Mapping[str, EndpointError]) -> str:
-    """Return the errors of endpoints that are left out."""
+    """Return the errors of endpoints that aren't used."""
     return "".join(f"; left out: {error}" for error in unavailable.values())

@@ -1,9 +1,9 @@
 """Runs a race machine on asyncio: events in, commands out.
 
-While several endpoints are at work, or tokens are released at a pace, a task of its own reads each endpoint's stream, and a timer of the
-loop serves the machine's deadlines. Once the winner is alone and nothing is timed, the reader's own task reads its stream directly. Then no
-task switch and no wake-up stands between the socket and the reader. A reader that pauses slows the endpoint down, by TCP or by the
-engine's full ring.
+While several endpoints are at work, or tokens are released at a pace, a separate task reads each endpoint's stream, and a timer of the loop
+serves the machine's deadlines. Once only the winner is left and nothing is timed, the reader's own task reads the stream directly. Then
+there is no task switch and no wake-up between the socket and the reader. A reader that pauses slows the endpoint down, because TCP's window
+or the engine's ring fills up.
 """
 
 from __future__ import annotations
@@ -72,25 +72,25 @@ from streamco.machine_driver import StepLog, TaskDriver
 __all__ = ["OnOpen", "RaceDriver"]
 
 OnOpen = Callable[[str, Endpoint, Request], Request]
-"""Called with an endpoint's name, the endpoint and the request to it; returns the request with further headers."""
+"""Called with an endpoint's name, the endpoint and the request to it; returns the request with additional headers."""
 
 
 class RaceDriver(TaskDriver[Event, Command]):
-    """The IO of one raced answer: it reads the endpoints, feeds the machine and hands deliveries to the reader.
+    """Does the IO of one raced answer: it reads the endpoints, feeds the machine and passes deliveries to the reader.
 
     Args:
         machine: the race, not started yet.
         endpoints: the endpoints of all attempts in the machine's plan, by name.
         request: the request to the endpoints.
-        max_unread: number of tokens that may wait for the reader and the pace. Above it, endpoints are not read on.
-        max_ahead: the same bound for those of a device; None: ``max_unread``. A server has the larger bound: a server
-            that is not read closes the connection in the end, and bills what it has written all the same.
-        record: record of the dispatch decision; None: the driver can't report.
+        max_unread: number of tokens that may wait for the reader and the pace; above it, reading from endpoints stops.
+        max_ahead: the same bound for a device's tokens, by default ``max_unread``. A server gets the larger bound: if nobody reads from
+            a server, it eventually closes the connection, and bills what it has written all the same.
+        record: record of the dispatch decision; without it the driver can't report.
         on_over: called once when the answer and all its work have ended.
-        clock: seconds, monotonic; None: the system's, or the loop's if the loop has one of its own (virtual time).
-        log: takes every step, for replay or for log lines. With a log no token is passed on without a step.
-        on_open: returns the request that an endpoint of this name really gets; None: the one that the machine commands.
-        watch: is told which endpoints fail and answer; None: nobody wants to know.
+        clock: a monotonic clock in seconds; None uses the system's, or the loop's if the loop doesn't use the system's (virtual time).
+        log: records every step, for replay or for log lines. With a log, every token passes through a step of the machine.
+        on_open: returns the request that is actually sent to the endpoint of this name; None sends the machine's request unchanged.
+        watch: is told which endpoints fail and answer, if given.
     """
 
     machine: RaceMachine
@@ -119,19 +119,19 @@ class RaceDriver(TaskDriver[Event, Command]):
         self._max_unread = max_unread
         self._max_ahead = max_unread if max_ahead is None else min(max_ahead, max_unread)
         self._queue = DeliveryQueue()
-        self._streams: dict[str, EndpointStream] = {}  # by endpoint
-        self._readers: dict[str, asyncio.Task[None]] = {}  # the tasks that read them, without those that were cancelled
-        self._direct: tuple[str, EndpointStream] | None = None  # what the reader's own task reads
-        self._paused: asyncio.Future[None] | None = None  # done when endpoints may be read on
-        self._stopped: dict[str, tuple[asyncio.Future[None], float]] = {}  # of paused endpoints: done when they go on; since when
+        self._streams: dict[str, EndpointStream] = {}  # streams by endpoint
+        self._readers: dict[str, asyncio.Task[None]] = {}  # the tasks that read them, except cancelled ones
+        self._direct: tuple[str, EndpointStream] | None = None  # the stream that the reader's own task reads
+        self._paused: asyncio.Future[None] | None = None  # done when reading from endpoints may continue
+        self._stopped: dict[str, tuple[asyncio.Future[None], float]] = {}  # of paused endpoints: done when they resume; since when
         self._counts: dict[Attempt, TextCount] = {}
-        self._joules: dict[Attempt, float | None] = {}  # of attempts that have ended
+        self._joules: dict[Attempt, float | None] = {}  # energy of attempts that have ended
         self._final: Report | None = None
         self._final_cost: AnswerCost | None = None
-        self._going_on: set[str] = set()  # endpoints that were asked to go on with the answer, or to read it ahead
-        self._idle: dict[EndpointStream, float] = {}  # of streams that have ended, seconds that they waited for the reader
+        self._going_on: set[str] = set()  # endpoints that were asked to continue the answer, or to read it in advance
+        self._idle: dict[EndpointStream, float] = {}  # for streams that have ended: seconds that they waited for the reader
         self.unlimited: str | None = None
-        """The endpoint that continued with the whole of ``max_tokens``, because the answer's tokens so far are an estimate."""
+        """The endpoint that continued with all of ``max_tokens``, because the tokens so far are only an estimate."""
 
     # The reader's side
 
@@ -142,7 +142,7 @@ class RaceDriver(TaskDriver[Event, Command]):
 
     @property
     def has_changed_hands(self) -> bool:
-        """True if a second endpoint continued the answer: its usage is not the whole answer's."""
+        """True if a second endpoint continued the answer, so that its usage doesn't cover the whole answer."""
         return bool(self.machine.hand_overs)
 
     async def next_batch(self) -> Batch | None:
@@ -166,17 +166,17 @@ class RaceDriver(TaskDriver[Event, Command]):
             queue.check_end()
 
     def changes(self) -> list[tuple[str, str, str]]:
-        """Return which requests were sent again in another form, after a refusal: endpoint, short name of the form, sentence."""
+        """Return which requests were resent in another form after a refusal: endpoint, short name of the form, sentence."""
         return [(source, *change) for source, stream in self._streams.items() for change in changes_of(stream).items()]
 
     def note_abilities(self, name: str) -> None:
-        """Take note of what an endpoint can do, which has just been found out."""
+        """Tell the machine that an endpoint's capabilities have become known."""
         if not self._is_over:
             can = self._endpoints[name].capabilities
             self.emit(AbilitiesFound(name, can.continuation != "none", can.vocabulary))
 
     def leave(self) -> None:
-        """Stop all work of this answer without waiting; drop what was not read. Must be called in the loop's thread."""
+        """Stop all work of this answer without waiting, and drop everything unread. Must be called in the loop's thread."""
         if not self._queue.has_left:
             self._queue.leave()
             self._direct = None
@@ -185,7 +185,7 @@ class RaceDriver(TaskDriver[Event, Command]):
             self._resume()
 
     async def _read(self) -> Batch | None:
-        """Read the next delivery directly; None: the queue has a delivery, or the end."""
+        """Read the next delivery directly from the stream; None if the queue has a delivery, or the end."""
         queue = self._queue
         queue.begin_reading()
         try:
@@ -196,7 +196,7 @@ class RaceDriver(TaskDriver[Event, Command]):
                 direct = self._direct
                 source, stream = direct
                 event: Event | None
-                try:  # as in ``_read_event``: every token takes this path, and each coroutine on it costs
+                try:  # the same as ``_read_event``, but inline: every token takes this path, and each coroutine on it costs time
                     event = await stream.receive()
                 except Exception as error:  # noqa: BLE001
                     event = self._translate(source, error) if self._direct is direct else None
@@ -217,7 +217,7 @@ class RaceDriver(TaskDriver[Event, Command]):
     # Figures
 
     def report(self) -> Report:
-        """Return the answer's figures so far; final when ``is_over``, and then made once."""
+        """Return the answer's figures so far; final (and cached) when ``is_over``."""
         if self._final is not None:
             return self._final
         report = build_report(self.machine, self._dispatched(), self._endpoints, self.cost(), now=self.now)
@@ -233,7 +233,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         return build_opening(self.machine, self._dispatched(), self._endpoints)
 
     def split_figures(self) -> dict[str, SplitFigures]:
-        """Return the figures of the split models that have a part in the answer, by name."""
+        """Return the figures of the split models that took part in the answer, by name."""
         found = {source: split_figures_of(stream) for source, stream in self._streams.items()}
         return {source: figures for source, figures in found.items() if figures is not None}
 
@@ -242,7 +242,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         return describe_usage(self.machine, self._dispatched().prompt_tokens)
 
     def cost(self) -> AnswerCost:
-        """Return the cost of the answer so far; final when ``is_over``, and then made once."""
+        """Return the cost of the answer so far; final (and cached) when ``is_over``."""
         if self._final_cost is not None:
             return self._final_cost
         cost = build_cost(
@@ -296,7 +296,7 @@ class RaceDriver(TaskDriver[Event, Command]):
     # Endpoints
 
     def _continue(self, source: str, partial: Partial) -> None:
-        """Let an endpoint continue the answer, or end it if it has as many tokens as it may."""
+        """Have an endpoint continue the answer, or end the answer if it already has its maximum number of tokens."""
         limit, written = self.request.sampling.max_tokens, self._count_written(source, partial)
         if limit is None or written is None or written < limit:
             self._open(source, continued(self.request, partial, written))
@@ -304,11 +304,11 @@ class RaceDriver(TaskDriver[Event, Command]):
             self._start_reading(source, FinishedStream(source, "length"))
 
     def _count_written(self, target: str, partial: Partial) -> int | None:
-        """Return how many tokens of ``max_tokens`` a continued answer has used up; None: nothing but an estimate is known.
+        """Return how many tokens of ``max_tokens`` a continued answer has used, or None if there is only an estimate.
 
-        Ids that are handed over are counted. Else the text is, without the whitespace at its end, which is written again: in the vocabulary
-        of the endpoint that continues, because its tokens are what is left of the limit; else by the ids that have come, or in the
-        vocabulary of the endpoint that wrote last.
+        If ids are handed over, they are counted. Otherwise the text is counted, without the whitespace at its end, which is written again:
+        in the vocabulary of the endpoint that continues, because the rest of the limit applies to its tokens; or else by the ids that have
+        arrived, or in the vocabulary of the endpoint that wrote last.
         """
         if self.request.sampling.max_tokens is None:
             return None
@@ -326,9 +326,9 @@ class RaceDriver(TaskDriver[Event, Command]):
         return None
 
     def _keep_figures(self, source: str, stream: EndpointStream, end: Event | None = None) -> None:
-        """Keep how long a stream waited for the reader, its energy, and the tokens that its attempt has made, for a report without usage.
+        """Record how long a stream waited for the reader, its energy, and its attempt's tokens in case it reports no usage.
 
-        ``end`` is the stream's last event; None: it is cancelled.
+        ``end`` is the stream's last event, or None if it is cancelled.
         """
         self._idle.setdefault(stream, idle_of(stream))
         attempt = self.machine.attempts[source]
@@ -358,7 +358,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         self._start_reading(source, stream)
 
     def _elapsed(self) -> float:
-        """Return how many seconds of the limit on the whole answer are used up: those since its start without the reader's pauses."""
+        """Return how many seconds of the limit for the whole answer are used: the time since its start minus the reader's pauses."""
         if self.request.timeouts is None or self.request.timeouts.total is None:
             return 0.0
         idle = sum(self._idle.values()) + sum(idle_of(stream) for stream in self._streams.values() if stream not in self._idle)
@@ -366,12 +366,12 @@ class RaceDriver(TaskDriver[Event, Command]):
 
     def _start_reading(self, source: str, stream: EndpointStream) -> None:
         self._streams[source] = stream
-        retry = WeakMethod(self._retry)  # the stream must not hold what holds it
+        retry = WeakMethod(self._retry)  # weak, because the stream must not refer to its owner
         watch_retries(stream, lambda error, wait: (call := retry()) is not None and call(source, error, wait))
         self._readers[source] = self._spawn(self._read_stream(source, stream), f"streamco read {source}")
 
     def _retry(self, source: str, error: EndpointError, wait: float) -> bool:
-        """Tell the machine; return False if the answer no longer wants the endpoint to ask its server again."""
+        """Tell the machine about a retry; return False if the answer no longer wants the endpoint to retry."""
         if not self._is_over:
             self.emit(StreamRetrying(source, error, wait))
         return not self.machine.attempts[source].is_stopping
@@ -402,13 +402,13 @@ class RaceDriver(TaskDriver[Event, Command]):
     async def _read_event(self, source: str, stream: EndpointStream) -> Event:
         try:
             return await stream.receive()
-        except Exception as error:  # noqa: BLE001  what is no failure of the endpoint ends this task, and ``_crash`` gets it
+        except Exception as error:  # noqa: BLE001  an error that isn't the endpoint's failure ends this task and goes to ``_crash``
             return StreamFailed(source, self._failure_of(source, error))
 
     def _failure_of(self, source: str, error: Exception) -> EndpointError:
-        """Return what ``failure_of`` does, but end no answer that another endpoint is writing.
+        """Do the same as ``failure_of``, but without ending an answer that another endpoint is writing.
 
-        That an endpoint can't go on with an answer is no mistake of the caller's. Other mistakes and defects go to the loop's handler.
+        If an endpoint can't continue an answer, that isn't the caller's mistake. Other mistakes and defects go to the loop's handler.
         """
         is_ours = source in self._going_on and isinstance(error, UsageError)
         if self.machine.writer in {None, source} and not is_ours:
@@ -418,7 +418,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         return as_failure(error, source)
 
     def _translate(self, source: str, error: Exception) -> StreamFailed | None:
-        """Return the event of an endpoint's failure; None: the error is another one, and has ended the answer."""
+        """Return the event for an endpoint's failure, or None if the error is of another kind and has ended the answer."""
         try:
             return StreamFailed(source, self._failure_of(source, error))
         except StreamcoError as other:
@@ -427,7 +427,7 @@ class RaceDriver(TaskDriver[Event, Command]):
 
     def _cancel_soon(self, source: str) -> None:
         self._stopped.pop(source, None)
-        reader = self._readers.pop(source, None)  # a cancelled task holds its frame, and that this object
+        reader = self._readers.pop(source, None)  # a cancelled task refers to its frame, and the frame to this object
         self._spawn(self._cancel(source, reader, self._streams[source]), f"streamco cancel {source}")
 
     async def _cancel(self, source: str, reader: asyncio.Task[None] | None, stream: EndpointStream) -> None:
@@ -439,14 +439,14 @@ class RaceDriver(TaskDriver[Event, Command]):
             await stream.cancel()
         except Exception as error:  # noqa: BLE001  the attempt must end all the same
             self.emit(StreamFailed(source, as_failure(error, source)))
-        self._joules[self.machine.attempts[source]] = joules_of(stream)  # it has ended only now
+        self._joules[self.machine.attempts[source]] = joules_of(stream)  # the stream has only ended now
         self.emit(StreamCancelled(source))
 
     # Backpressure
 
     @property
     def _held(self) -> int:
-        """Number of tokens that came and the reader has not finished with."""
+        """Number of tokens that have arrived and that the reader hasn't finished with."""
         return self._queue.unread + self._queue.in_hand + self.machine.buffered
 
     def _max_held(self) -> int:
@@ -472,7 +472,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         return self.machine.is_over or self._has_crashed
 
     def _crash(self, error: BaseException) -> None:
-        """End the answer with this error: a mistake of the caller's, or a defect here or in an endpoint."""
+        """End the answer with this error: a mistake of the caller, or a defect here or in an endpoint."""
         if self._queue.has_left or self._queue.has_finished:  # no reader would see it
             self._report_error("streamco race failed", error)
         if self._has_crashed:
@@ -486,7 +486,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         self._end_if_idle()
 
     def _text_so_far(self) -> str:
-        """Return the text that the reader has got, or will; "": none, or no part of the answer keeps it."""
+        """Return the text that the reader has received or will receive; "" if there is none, or nothing keeps it."""
         stream: object = self._streams.get(self.machine.writer or "")
         if self.machine.text or not isinstance(stream, WrittenStream):
             return self.machine.text

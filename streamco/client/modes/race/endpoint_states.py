@@ -1,4 +1,4 @@
-"""How a client's endpoints are: which rest because they have failed (``core.race.breaker``), and how long the device's queue is."""
+"""The state of a client's endpoints: which ones rest after a failure (``core.race.breaker``), and how long the device's queue is."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ __all__ = ["EndpointStates", "Watch"]
 
 
 class EndpointStates:
-    """The states of endpoints, shared by clients from ``with_options``: what one answer meets, the others know at once.
+    """The states of endpoints, shared by clients from ``with_options``: what one answer finds out, the others know at once.
 
     Args:
-        device: the device; None: there is none. A remote server in its place has no queue here.
-        clock: gives the present in seconds; None: the running loop's.
+        device: the device, or None. A remote server in its place has no queue here.
+        clock: returns the current time in seconds; None uses the running loop's clock.
     """
 
     def __init__(self, device: Endpoint | None, *, clock: Callable[[], float] | None = None) -> None:
         self._clock = clock or _now
-        self._breakers: dict[str, Breaker] = {}  # of endpoints that have failed
+        self._breakers: dict[str, Breaker] = {}  # breakers of endpoints that have failed
         self._device = device if device is not None and device.kind == "device" else None
         self._queue = DeviceQueue()
 
     def delay(self, tokens: int) -> float:
-        """Return by how many seconds later than the server the device would begin, because of the answers before this one."""
+        """Return how many seconds later than the server the device would begin, because of the answers queued before this one."""
         self._queue.places = _places_of(self._device)
         return self._queue.delay(tokens, now=self._clock())
 
     def wait(self) -> float:
-        """Return about how many seconds the device is busy with the answers before this one; 0: it isn't."""
+        """Return about how many seconds the device is busy with the answers queued before this one; 0 if it isn't busy."""
         self._queue.places = _places_of(self._device)
         return self._queue.wait(now=self._clock()) if len(self._queue) else 0.0
 
@@ -46,7 +46,7 @@ class EndpointStates:
         return len(self._queue)
 
     def resting(self, names: Iterable[str]) -> Mapping[str, str]:
-        """Return why endpoints rest, as a clause, by name; those that don't are left out."""
+        """Return why endpoints rest, as a clause, by name; endpoints that don't rest are left out."""
         if not self._breakers:
             return {}
         now = self._clock()
@@ -54,7 +54,7 @@ class EndpointStates:
         return {name: f"it has just failed ({breaker.kind})" for name, breaker in found.items()}
 
     def watch(self, tokens: int) -> Watch:
-        """Return what an answer to a prompt of ``tokens`` tells about its endpoints."""
+        """Return an object that records how the endpoints of one answer fare; its prompt has ``tokens`` tokens."""
         device = self._device.name if self._device is not None else ""
         return Watch(self._breakers, self._queue, self._clock, device=device, tokens=tokens)
 
@@ -64,13 +64,13 @@ class EndpointStates:
 
 
 class Watch:
-    """What one answer meets at its endpoints.
+    """Records how the endpoints of one answer fare.
 
     Args:
-        breakers: those of the client, by endpoint.
-        queue: the device's.
-        clock: gives the present in seconds.
-        device: the device's name; "": there is none.
+        breakers: the client's breakers, by endpoint.
+        queue: the device's queue.
+        clock: returns the current time in seconds.
+        device: the device's name, or "" if there is none.
         tokens: length of the prompt.
     """
 
@@ -80,12 +80,12 @@ class Watch:
         self._clock = clock
         self._device = device
         self._tokens = tokens
-        self.was_alone = True  # the device had no other answer when it was asked for this one
-        self._asked: dict[str, float] = {}  # endpoints that have given no token yet, and when they were asked
-        self._tried: dict[str, Breaker] = {}  # those that this answer tries after their rest
+        self.was_alone = True  # the device had no other answer when this one was requested
+        self._asked: dict[str, float] = {}  # endpoints without a token so far, and when they were asked
+        self._tried: dict[str, Breaker] = {}  # breakers of endpoints that this answer tries after their rest
 
     def receive(self, event: Event) -> None:
-        """Record what an event says about the endpoint that it comes from."""
+        """Record what an event says about its endpoint."""
         match event:
             case StreamFailed():
                 self.failed(event.source, event.error)
@@ -98,7 +98,7 @@ class Watch:
                 self.left(event.source, is_complete=isinstance(event, StreamEnded))
 
     def opened(self, name: str, *, is_whole: bool = True) -> None:
-        """Record that an endpoint is asked; ``is_whole``: for an answer from its beginning on."""
+        """Record that a request is sent to an endpoint; ``is_whole``: True if it is for an answer from the beginning."""
         now = self._clock()
         self._asked[name] = now
         if name == self._device:
@@ -109,23 +109,23 @@ class Watch:
             self._tried[name] = breaker
 
     def failed(self, name: str, error: EndpointError) -> None:
-        """Record a failure, also one after which the endpoint asks its server again."""
+        """Record a failure, even one after which the endpoint retries its server."""
         if rests_after(error):
             self._breakers.setdefault(name, Breaker()).record_failure(error, describe_error(error), now=self._clock())
             if name in self._asked:
-                self._asked[name] = self._clock()  # it may be asked again, and answer that
+                self._asked[name] = self._clock()  # it may be retried, and answer then
             if name == self._device:
                 self._queue.begin_again(self, now=self._clock())
         self._end_trial(name)
 
     def late(self, name: str) -> None:
-        """Record that an endpoint was given up, because its first token had kept the reader waiting for too long."""
+        """Record that an endpoint was abandoned, because its first token had kept the reader waiting for too long."""
         seconds = self._clock() - self._asked.get(name, self._clock())
         text = f"expected the first token within {seconds:.1f} s, got none"
         self.failed(name, EndpointTimeoutError(text, phase="first_token", limit=seconds, endpoint=name))
 
     def answered(self, name: str) -> None:
-        """Record tokens; the first ones show that an endpoint works, if it hasn't failed for another answer since it was asked."""
+        """Record tokens. The first ones show that an endpoint works, unless it has failed for another answer since it was asked."""
         if (asked := self._asked.pop(name, None)) is None:
             return
         if name == self._device:
@@ -139,7 +139,7 @@ class Watch:
         self._end_trial(name)
 
     def left(self, name: str, *, is_complete: bool = False) -> None:
-        """Record that the answer isn't at an endpoint any more; ``is_complete``: it was written to its end there."""
+        """Record that an endpoint no longer works on the answer; ``is_complete``: True if it finished the answer."""
         if name == self._device:
             self._queue.end(self, now=self._clock(), is_complete=is_complete)
         self._end_trial(name)
@@ -155,7 +155,7 @@ class Watch:
 
 
 def _places_of(device: Endpoint | None) -> int | None:
-    """Return how many answers a device makes at a time; None: not known."""
+    """Return how many answers a device makes at a time, or None if that isn't known."""
     options = getattr(getattr(device, "engine", None), "options", None)
     return getattr(options, "max_sequences", None)
 

@@ -1,4 +1,4 @@
-"""What is logged of a race's steps."""
+"""Logs the steps of a race."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["log_step"]
 
 
 def log_step(log: AnswerLog, event: Event | None, commands: Sequence[Command]) -> None:
-    """Log what the race does with its endpoints; tokens and deliveries are not logged."""
+    """Log what the race does with its endpoints; tokens and deliveries aren't logged."""
     match event:
         case StreamEnded(source):
             log.debug(f"{source} has ended")

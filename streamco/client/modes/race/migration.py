@@ -29,17 +29,17 @@ class MigrationOptions(Options, frozen=True, kw_only=True):
     """How answers move to a cheaper endpoint while they are written (docs/migration.md).
 
     Args:
-        rule: "pre-copy": the target reads ahead while the source goes on; "full-buffer": the target begins to read when the source stops,
-            which by then has written what the reader reads meanwhile (DiSCo 4.3).
-        max_migrations: maximum of planned hand-overs of one answer; 0: none.
-        unpaced: True: answers without a pace move too, for a virtual reader at ``Race.reader_rate``. A program that takes tokens
-            as fast as they come would notice that the cheaper endpoint is slower, so by default only answers with a fixed pace move.
-        min_quality: share of the quality of each endpoint that has written the answer so far which the next one needs, 0 to 1. 0: any
-            endpoint. None: an answer moves to an endpoint that is known to be as good, to the same model, or from a device to a server.
-        quality: measured quality by endpoint name, 0 or more, all on one scale (docs/research/quality.md). None: as in the profile.
+        rule: "pre-copy": the target reads the answer in advance while the source continues; "full-buffer": the target begins to read when
+            the source stops, and the source has by then written enough for the reader to read meanwhile (DiSCo 4.3).
+        max_migrations: maximum number of planned hand-overs per answer; 0 for none.
+        unpaced: True to move answers without a pace, too, for a virtual reader at ``Race.reader_rate``. A program that reads tokens as fast
+            as they arrive would notice that the cheaper endpoint is slower, so by default only answers with a fixed pace move.
+        min_quality: quality that the next endpoint needs, as a share (0 to 1) of the quality of each endpoint that has written the answer
+            so far. 0 allows any. None: only to an endpoint that is known to be as good, to the same model, or from a device to a server.
+        quality: measured quality by endpoint name, 0 or more, all on one scale (docs/research/quality.md); by default the profile's.
 
     Raises:
-        ConfigError: an unknown rule, a number out of range.
+        ConfigError: the rule is unknown, or a number is out of range.
     """
 
     rule: TransferRule = "pre-copy"
@@ -64,8 +64,8 @@ class MigrationPlanner:
     """Plans the hand-overs of one client's answers from what it has learned.
 
     Args:
-        prior: lengths of answers that an earlier client has seen; None: not known.
-        quality: measured quality of endpoints, for options without their own; None: not known.
+        prior: lengths of answers that an earlier client has seen, or None.
+        quality: measured quality of endpoints, for options that don't set it, or None.
     """
 
     def __init__(self, prior: RemainingLength | None = None, quality: Mapping[str, float] | None = None) -> None:
@@ -76,19 +76,19 @@ class MigrationPlanner:
 
     @property
     def answers(self) -> RemainingLength | None:
-        """Lengths of answers, for the next client; None: no answer was seen, now or before."""
+        """Lengths of answers, for the next client; None if no answer has been seen, now or before."""
         return self._lengths.estimate().compress() if len(self._lengths) else self._prior
 
     def expected_tokens(self, limit: int | None) -> float:
-        """Return the tokens that an answer is expected to have. ``limit``: maximum of them; None: not known."""
+        """Return how many tokens an answer is expected to have. ``limit``: the maximum, or None if it isn't known."""
         return self._lengths.estimate().expected(0.0, None if limit is None else float(limit))
 
     def rate(self, endpoint: Endpoint) -> float | None:
-        """Return the tokens per second that an endpoint has written in three quarters of its answers; None: not known."""
+        """Return the tokens per second that an endpoint reached in three quarters of its answers, or None if that isn't known."""
         return self._switching.timing(endpoint.name, is_device=endpoint.kind == "device").rate
 
     def copy(self) -> MigrationPlanner:
-        """Return a planner that starts with what this one knows, and learns on its own."""
+        """Return a planner that starts with what this one knows, and learns separately."""
         return deepcopy(self)
 
     def plan(
@@ -105,25 +105,25 @@ class MigrationPlanner:
         constrained: Kind | None = None,
         trusted: Collection[tuple[str, str]] = (),
     ) -> MigrationPlan | None:
-        """Return the plan for an answer's hand-overs; None: it is not moved.
+        """Return the plan for an answer's hand-overs, or None if it isn't moved.
 
         Args:
             options: whether and how answers move.
             endpoints: endpoints that may write this answer.
-            cost: gives the cost of their tokens.
+            cost: returns the cost of their tokens.
             prompt_tokens: the prompt's length.
-            pace: tokens per second at the reader; None: unpaced.
+            pace: tokens per second at the reader, or None if unpaced.
             reader_rate: tokens per second of the reader, or of the virtual reader.
-            capacity: tokens a source may be ahead of the reader.
-            limit: maximum of the answer's tokens; None: not known.
-            constrained: the side that the budget limits; None: no side.
-            trusted: ``trusted_moves`` of the endpoints.
+            capacity: tokens that a source may be ahead of the reader.
+            limit: the answer's maximum number of tokens, or None if it isn't known.
+            constrained: the side that the budget limits, or None.
+            trusted: the endpoints' ``trusted_moves``.
         """
         if not wants_moves(options, pace):
             return None
         endpoints = list(endpoints)
         terms = self._known_terms(endpoints, cost)
-        pairs = permutations((endpoint.name for endpoint in endpoints), 2)  # a writer of any price counts, after a failure
+        pairs = permutations((endpoint.name for endpoint in endpoints), 2)  # a source of any price counts, because of failures
         moves = barred_moves(pairs, self.qualities(options), options.min_quality, trusted=trusted)
         barred = frozenset((move.source, move.target) for move in moves)
         if barred.issuperset(_possible_moves(endpoints, terms)):  # no endpoint that can continue is cheaper and good enough
@@ -142,13 +142,13 @@ class MigrationPlanner:
         )
 
     def obstacle(self, options: MigrationOptions, endpoints: Iterable[Endpoint], cost: CostOf, *, pace: float | None) -> str:
-        """Return why an answer moves to no cheaper endpoint, as a clause; "": it may, none is cheaper, or it must not by the options.
+        """Return why an answer won't move to a cheaper endpoint, as a clause; "" if it may, none is cheaper, or the options forbid it.
 
         Args:
             options: whether and how answers move.
             endpoints: endpoints that may write this answer.
-            cost: gives the cost of their tokens.
-            pace: tokens per second at the reader; None: unpaced.
+            cost: returns the cost of their tokens.
+            pace: tokens per second at the reader, or None if unpaced.
         """
         endpoints = list(endpoints)
         if not wants_moves(options, pace) or len(endpoints) < 2:
@@ -158,14 +158,14 @@ class MigrationPlanner:
             return ""
         names = [each.name for each in endpoints]
         unknown = [name for name in names if name not in terms] if len(terms) < 2 else []
-        unable = list(dict.fromkeys(target for _, target in _saving_moves(terms)))  # else the move would be possible
+        unable = list(dict.fromkeys(target for _, target in _saving_moves(terms)))  # otherwise the move would be possible
         if unknown and not any(_can_continue(each) for each in endpoints):
             unknown, unable = [], names
         reasons = [f"the cost of tokens at {' and '.join(unknown)} is not known"] if unknown else []
         return " and ".join([*reasons, f"{' and '.join(unable)} can't continue an answer"] if unable else reasons)
 
     def unmetered(self, endpoints: Iterable[Endpoint], cost: CostOf) -> list[str]:
-        """Return the devices of unknown energy that can continue an answer, by name: their tokens count as free."""
+        """Return the names of devices that can continue an answer and whose energy is unknown: their tokens count as free."""
         devices = [endpoint for endpoint in endpoints if endpoint.kind == "device" and _can_continue(endpoint)]
         return [device.name for device in devices if cost(device, 0, 1, 0).total is None]
 
@@ -178,9 +178,9 @@ class MigrationPlanner:
         pace: float | None,
         trusted: Collection[tuple[str, str]] = (),
     ) -> list[BarredMove]:
-        """Return the moves that would save money and must not happen, because the target is not good enough.
+        """Return the moves that would save money but aren't allowed, because the target isn't good enough.
 
-        The arguments are those of ``plan``.
+        The arguments are the same as for ``plan``.
         """
         if not wants_moves(options, pace):
             return []
@@ -189,11 +189,11 @@ class MigrationPlanner:
         return barred_moves(moves, self.qualities(options), options.min_quality, trusted=trusted)
 
     def is_unknown(self, options: MigrationOptions, source: str, target: str) -> bool:
-        """Return True if a move happened although nothing says how good these endpoints are, and the caller has set nothing."""
+        """Return True if these endpoints' quality is unknown and the caller hasn't set a rule about quality."""
         return options.min_quality is None and not are_known((source, target), self.qualities(options))
 
     def qualities(self, options: MigrationOptions) -> Mapping[str, float]:
-        """Return the quality of endpoints, as the options or the profile say it."""
+        """Return the quality of endpoints, from the options or else the profile."""
         return self.quality if options.quality is None else options.quality
 
     def record(self, machine: RaceMachine, devices: frozenset[str], prompt_tokens: int) -> None:
@@ -208,7 +208,7 @@ class MigrationPlanner:
         return {endpoint.name: known for endpoint in endpoints if (known := self._terms(endpoint, cost)) is not None}
 
     def _terms(self, endpoint: Endpoint, cost: CostOf) -> Terms | None:
-        """Return an endpoint's terms; None: a price is not known. A device of unknown energy costs nothing."""
+        """Return an endpoint's terms, or None if a price isn't known. A device of unknown energy costs nothing."""
         prompt, completion, cached = (cost(endpoint, *tokens).known for tokens in ((1, 0, 0), (0, 1, 0), (1, 0, 1)))
         if prompt is None or completion is None:
             return None
@@ -227,11 +227,11 @@ class MigrationPlanner:
 
 
 def trusted_moves(endpoints: Sequence[Endpoint], model: str | None) -> set[tuple[str, str]]:
-    """Return source and target of the moves that make no answer worse, whatever the qualities: see ``barred_moves``.
+    """Return source and target of the moves that make no answer worse, whatever the qualities; see ``barred_moves``.
 
     Args:
-        endpoints: those that may write the answer.
-        model: the server's model that the request names; None: each server's own.
+        endpoints: the endpoints that may write the answer.
+        model: the server's model that the request names; None uses each server's own.
     """
     return {
         (source.name, target.name)
@@ -241,7 +241,7 @@ def trusted_moves(endpoints: Sequence[Endpoint], model: str | None) -> set[tuple
 
 
 def wants_moves(options: MigrationOptions, pace: float | None) -> bool:
-    """Return True if an answer with this pace is to move by the options."""
+    """Return True if the options say that an answer with this pace should move."""
     return options.max_migrations > 0 and (pace is not None or options.unpaced)
 
 

@@ -1,4 +1,4 @@
-"""The mode in which the whole answer comes from the endpoint that is first (DiSCo): its settings."""
+"""The settings of the mode in which the whole answer comes from whichever endpoint is first (DiSCo)."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ __all__ = ["Race"]
 
 
 class Race(DispatchOptions, frozen=True, kw_only=True):
-    """Both sides may start; whichever writes first gives the answer, and the other one is cancelled (docs/dispatch.md).
+    """Both sides may start; whichever writes first makes the answer, and the other one is cancelled (docs/dispatch.md).
 
     Args:
-        policy: decides which side starts when: "auto", a policy's name, or an object of your own with ``decide(length, rng)``
-            (docs/dispatch.md). "device-only" and "server-only" are promises: the other side is never asked, whatever happens, and an
-            answer that this side can't give is an error.
-        migration: how answers move to a cheaper endpoint while they are written (docs/migration.md); None: paced answers do, once.
-        check_access: after an answer that another endpoint gave, a server with a key is asked for its list of models in the background,
-            once, to find out a wrong key. False: servers get requests for answers only.
-        constrained: the side that the budget limits; None: by the unified cost (DiSCo Algorithm 1).
-        tail: share of the budget kept for the slowest answers (alpha of Algorithm 2).
+        policy: decides which side starts when: "auto", a policy's name, or your own object with ``decide(length, rng)``
+            (docs/dispatch.md). "device-only" and "server-only" are promises: the other side is never used, whatever happens, and an
+            answer that this side can't make is an error.
+        migration: how answers move to a cheaper endpoint while they are written (docs/migration.md). None: paced answers may move once.
+        check_access: after another endpoint has answered, ask a server that needs a key for its list of models, once and in the
+            background, to detect a wrong key. False sends servers nothing but requests for answers.
+        constrained: the side that the budget limits; None decides by the unified cost (DiSCo Algorithm 1).
+        tail: share of the budget reserved for the slowest answers (alpha of Algorithm 2).
         tail_weight: weight of the tail for the "optimal" policy.
-        explore: share of the races in which the loser runs to its first token, so that its time is learned in full; 0 to 1.
-        gate: whether the device model is good enough for a request; None: always (docs/dispatch.md).
-        hedge_tools: start both sides even for requests with tools; their calls may have side effects.
+        explore: share of the races in which the loser runs to its first token, so that its full time is learned; 0 to 1.
+        gate: decides whether the device's model is good enough for a request; None means always (docs/dispatch.md).
+        hedge_tools: start both sides even for requests with tools, whose calls may have side effects.
         exchange_rate: US dollars per million GFLOPs on the device (lambda of Appendix E), or a function without arguments that returns
-            them, as for a battery or a temperature. It is called when the client is made and then for an answer, at most once a second,
-            in the event loop. If it fails later, the last rate stays, and the log says so once.
-        burst: prompt tokens that may be borrowed from the budget of a server while the device is busy with others, up to 32 mean prompts;
-            0: none.
+            them, for example depending on the battery or a temperature. It is called when the client is created and then for answers, at
+            most once a second, in the event loop. If it fails later, the last rate is kept, and the log says so once.
+        burst: prompt tokens that may be borrowed from a server's budget while the device is busy with other answers, up to 32 mean
+            prompts; 0 for none.
         reader_rate: tokens per second of the virtual reader that quality is measured with, if no pace is set.
-        quality: ``QualityGate(...)``, so that the server answers if the device is unsure of its answer; "gate": by its defaults; None: the
-            first one writes the answer, however good it is (docs/howto/quality.md).
+        quality: ``QualityGate(...)``, so that the server answers if the device is unsure of its answer; "gate" for its defaults; None: the
+            first endpoint writes the answer, however good it is (docs/howto/quality.md).
 
     Raises:
-        ConfigError: a setting out of range. If ``exchange_rate`` is a function that fails, the client raises it.
+        ConfigError: a setting is out of range. If ``exchange_rate`` is a function that fails, the client raises it.
     """
 
     name: ClassVar[str] = "race"
@@ -49,7 +49,7 @@ class Race(DispatchOptions, frozen=True, kw_only=True):
     check_access: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse settings out of range."""
+        """Reject settings that are out of range."""
         DispatchOptions.__post_init__(self)
         if self.migration is not None and not isinstance(self.migration, MigrationOptions):
             raise ConfigError(f"migration: expected MigrationOptions or None, got {type(self.migration).__name__}")
@@ -64,5 +64,5 @@ class Race(DispatchOptions, frozen=True, kw_only=True):
         return RacePlanner(self, context, migration=self.migration, checks_servers=self.check_access)
 
     def own_planner(self, context: ModeContext) -> Planner:
-        """Return the planner of the answers in this mode alone."""
+        """Return the planner for this mode's own answers."""
         return self.planner(context)

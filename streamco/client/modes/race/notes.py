@@ -19,15 +19,15 @@ __all__ = ["note_dispatch", "note_moves", "note_passed_over", "note_race", "note
 
 
 def note_dispatch(asked: AskedAnswer, dispatched: DispatchRecord, unavailable: Mapping[str, EndpointError]) -> None:
-    """Record what the dispatch decision does other than asked: endpoints left out, and a shorter answer.
+    """Record where the dispatch decision differs from the request: endpoints left out, and a shorter answer.
 
     Args:
         asked: the answer.
         dispatched: the decision.
-        unavailable: endpoints that could not start, with their errors, without those that are kept out, as was asked for.
+        unavailable: endpoints that could not start, with their errors, except the ones that the caller excluded.
 
     Raises:
-        DegradedError: by the client's rule.
+        DegradedError: the client's rule is "raise".
     """
     degradations, notes = asked.settings.degradations, asked.notes
     for name, error in unavailable.items():
@@ -51,7 +51,7 @@ def note_dispatch(asked: AskedAnswer, dispatched: DispatchRecord, unavailable: M
     if dispatched.not_graded:
         sentence = f"{device}'s answer isn't graded, because {dispatched.not_graded}"
         kind = _without_figures(f"not graded: {dispatched.not_graded}")
-        degradations.record(notes, kind=kind, endpoint=device, sentence=sentence, may_raise=False)  # ratings come of such answers
+        degradations.record(notes, kind=kind, endpoint=device, sentence=sentence, may_raise=False)  # such answers lead to ratings
     if dispatched.without_effect:
         degradations.record(notes, kind="no effect", endpoint="policy", sentence=dispatched.without_effect)
     if dispatched.shortened_to is not None:
@@ -59,10 +59,10 @@ def note_dispatch(asked: AskedAnswer, dispatched: DispatchRecord, unavailable: M
 
 
 def note_passed_over(asked: AskedAnswer, dispatched: DispatchRecord) -> None:
-    """Record why the mode that was to make the answer doesn't make it; in the dispatch decision alone, if it would have been slower.
+    """Record why the requested mode doesn't make the answer; only in the dispatch decision if the mode would have been slower.
 
     Raises:
-        DegradedError: by the client's rule.
+        DegradedError: the client's rule is "raise".
     """
     if asked.passed_over is None:
         return
@@ -84,14 +84,13 @@ def note_settings(
     """Record the client's settings that have no effect on this answer.
 
     Args:
-        degradations: the client's.
+        degradations: the client's degradations.
         notes: the answer's notes.
-        unmoved: why the answer moves to no cheaper endpoint, though ``migration`` was given; "": it may move.
-        barred: moves that would save money and must not happen, because of the target's quality; those that the caller asked to bar are
-            left out.
+        unmoved: why the answer won't move to a cheaper endpoint although ``migration`` was given, or "" if it may move.
+        barred: moves that would save money but aren't allowed, because of the target's quality, except those that the caller forbade.
 
     Raises:
-        DegradedError: by the client's rule.
+        DegradedError: the client's rule is "raise".
     """
     if unmoved:
         sentence = f"the answer moves to no cheaper endpoint, because {unmoved}"
@@ -103,7 +102,7 @@ def note_settings(
 
 
 def note_moves(degradations: Degradations, notes: list[str], hand_overs: Iterable[HandOver]) -> None:
-    """Record planned hand-overs to models of unknown quality, which the caller has neither allowed nor forbidden."""
+    """Record planned hand-overs to models of unknown quality, if the caller has neither allowed nor forbidden them."""
     for each in hand_overs:
         sentence = (
             f"{each.target} went on for {each.source}, because it is cheaper; whether its model is good enough is not known "
@@ -113,17 +112,17 @@ def note_moves(degradations: Degradations, notes: list[str], hand_overs: Iterabl
 
 
 def note_race(degradations: Degradations, notes: list[str], driver: RaceDriver) -> None:
-    """Record what happened in a race other than asked.
+    """Record what in a race wasn't done as requested.
 
-    At once that is a split model's format that may change tokens. When the race is over, it is endpoints that failed, requests that were
-    sent again in another form, and a limit that is not kept; also those that worked.
+    During the race that is a split model's format that may change tokens. When the race is over, it is endpoints that failed, requests
+    that were resent in another form, and a limit that wasn't kept. Endpoints that worked are recorded, too.
     """
     machine = driver.machine
     for source, figures in driver.split_figures().items():
         note_inexact(degradations, notes, source, figures)
     if machine.finished is None:
         return
-    has_failed = machine.error is not None  # then the caller has the error
+    has_failed = machine.error is not None  # then the caller gets the error
     instead = "no endpoint answered" if has_failed or machine.winner is None else f"{machine.writer} answered"
     for attempt in (*machine.past_attempts, *machine.attempts.values()):
         if (error := attempt.trouble) is not None:
@@ -161,7 +160,7 @@ def _note_grade(degradations: Degradations, notes: list[str], held: HeldBeginnin
 
 
 def _instead(dispatched: DispatchRecord, name: str) -> str:
-    """Return what happens in place of asking an endpoint that is left out."""
+    """Return what happens instead of using an endpoint that is left out."""
     if name == dispatched.device:
         return f"{dispatched.sides.get('server', 'the server')} alone answers"
     able = [each.source for each in dispatched.attempts if each.source != dispatched.device and each.source not in dispatched.obstacles]
@@ -169,5 +168,5 @@ def _instead(dispatched: DispatchRecord, name: str) -> str:
 
 
 def _without_figures(text: str) -> str:
-    """Return a text without its numbers, to log it once whatever they are."""
+    """Return a text without its numbers, so that it is logged only once whatever they are."""
     return re.sub(r"\d+", "N", text)

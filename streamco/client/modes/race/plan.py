@@ -1,4 +1,4 @@
-"""Planning raced answers: which endpoint starts when, what an answer will be without, and what is learned from it."""
+"""Plans raced answers: which endpoint starts when, what an answer will lack, and what is learned from it."""
 
 from __future__ import annotations
 
@@ -53,26 +53,27 @@ from streamco.policies.ways import Weights
 
 __all__ = ["PreparedRace", "RacePlanner"]
 
-_BUDGET = 0.3  # share of the prompts' tokens, if no budget is given
-_NUMPY_DELAY = 0.5  # seconds after an answer
+_BUDGET = 0.3  # default budget: share of the prompts' tokens
+_NUMPY_DELAY = 0.5  # seconds after an answer until numpy is loaded
 _FATAL: Mapping[OnDegraded, Fatal] = {"warn": "refusals", "answer": "none", "raise": "all", "ignore": "none"}
 
 
 class RacePlanner(ClientPlanner):
-    """The plans of one client's raced answers, and the account that they share.
+    """Plans one client's raced answers, which share an account.
 
     Args:
-        options: the settings for dispatch. With those of a race that the context knows, and no new budget, both share their account.
-        context: the client's part.
-        migration: how answers move to a cheaper endpoint; None: the caller has said nothing about it.
-        checks_servers: unknown servers are asked what they are, and those that no answer has shown anything of for their list of models.
+        options: the settings for dispatch. If they equal the settings of a race in the context, and no new budget is given, both share an
+            account.
+        context: what the client passes to its planners.
+        migration: how answers move to a cheaper endpoint; None if the caller didn't say.
+        checks_servers: True to identify unknown servers, and to ask servers that no answer has tested for their list of models.
 
     Attributes:
         options: as given.
         dispatcher: decides which endpoint starts when, and learns from each answer.
 
     Raises:
-        ConfigError: a policy or budget that the endpoints don't go with, or qualities of none of them.
+        ConfigError: the endpoints don't fit the policy or the budget, or a quality is given for an unknown endpoint.
     """
 
     name = "race"
@@ -99,7 +100,7 @@ class RacePlanner(ClientPlanner):
 
     @property
     def account(self) -> object:
-        """What is spent and learned under a budget."""
+        """The account of what is spent and learned under a budget."""
         return self.dispatcher
 
     @property
@@ -113,14 +114,14 @@ class RacePlanner(ClientPlanner):
         return self.options.reader_rate
 
     async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> PreparedRace:
-        """Return the answer, ready to start. A short request's facts are found when it is dispatched, because that takes no time."""
+        """Return the answer, ready to start. The facts about a short request are determined at dispatch, because that is quick."""
         await self._look()
         if takes_long(asked.request):
             await asked.describe()
         return self._prepared(asked, None)
 
     async def forecast(self, asked: AskedAnswer, weights: Weights) -> list[PlannedWay]:
-        """Return the ways in which this mode can make an answer, and what is predicted of each."""
+        """Return the ways in which this mode can make an answer, with the predictions for each."""
         await self._look()
         facts, endpoints, options = await asked.describe(), self._endpoints, self._migration or MigrationOptions()
         found = self.dispatcher.forecast(
@@ -142,10 +143,10 @@ class RacePlanner(ClientPlanner):
         return [PlannedWay(way, partial(prepared, chosen)) for way, chosen in found]
 
     async def _look(self) -> None:
-        """Take what the server tells, and load what a decision needs."""
+        """Use the times that the server has reported, and load what a decision needs."""
         self.dispatcher.take_told_times(self._endpoints.servers)
         if self.dispatcher.needs_numpy and not is_numpy_loaded():
-            await asyncio.shield(asyncio.wrap_future(_numpy_loading()))  # other answers may wait for it, too
+            await asyncio.shield(asyncio.wrap_future(_numpy_loading()))  # shielded, because other answers may wait for it, too
 
     def _prepared(self, asked: AskedAnswer, way: AskedWay | None) -> PreparedRace:
         return PreparedRace(
@@ -159,7 +160,7 @@ class RacePlanner(ClientPlanner):
         )
 
     def costs(self) -> CostOf:
-        """Return the function that gives the cost of tokens."""
+        """Return the function that computes the cost of tokens."""
         return self.dispatcher.costs(self._endpoints.device, self._endpoints.servers)
 
     @property
@@ -168,11 +169,11 @@ class RacePlanner(ClientPlanner):
         return self.dispatcher.budget
 
     def expected_tokens(self, limit: int | None) -> float:
-        """Return the tokens that an answer is expected to have; see ``ClientPlanner``."""
+        """Return how many tokens an answer is expected to have; see ``ClientPlanner``."""
         return self.dispatcher.expected_tokens(limit)
 
     def quality(self, endpoint: Endpoint) -> float | None:
-        """Return the quality of an endpoint's answers; see ``ClientPlanner``. Ratings tell nothing of another mode's endpoint."""
+        """Return the quality of an endpoint's answers; see ``ClientPlanner``. Ratings say nothing about another mode's endpoint."""
         found = self.dispatcher.quality(endpoint, self._migration or MigrationOptions())
         is_rated = endpoint.name in self._endpoints.endpoints or endpoint.kind == "server"
         return found if is_rated or self.dispatcher.has_declared(self._migration or MigrationOptions()) else None
@@ -183,7 +184,7 @@ class RacePlanner(ClientPlanner):
             self.dispatcher.record_prompt(ended.prompt_tokens)
 
     def profile(self) -> bytes:
-        """Return what was learned so far."""
+        """Return what has been learned so far."""
         return self.dispatcher.profile()
 
     def learn_rating(self, request_id: str, good: bool) -> bool:
@@ -194,16 +195,16 @@ class RacePlanner(ClientPlanner):
 
 
 class PreparedRace(Prepared[RaceDriver]):
-    """A raced answer before its start, in which it is dispatched.
+    """A raced answer before its start; starting it dispatches it.
 
     Args:
-        asked: the answer as it was asked for.
+        asked: the request for the answer.
         dispatcher: decides which endpoint starts when, and learns from the answer.
-        migration: how the answer moves to a cheaper endpoint; None: the caller has said nothing about it.
-        checks: finds out what servers are, and which refuse their keys; None: nothing is asked beside answers.
+        migration: how the answer moves to a cheaper endpoint; None if the caller didn't say.
+        checks: identifies servers and finds out which ones reject their keys; None sends nothing but requests for answers.
         states: which endpoints rest, and how long the device's queue is.
-        shadows: the answers that servers write beside the device's.
-        way: was chosen by its forecast; None: the policy decides.
+        shadows: the client's shadow answers.
+        way: the way that was chosen by its forecast; None lets the policy decide.
     """
 
     def __init__(
@@ -265,7 +266,7 @@ class PreparedRace(Prepared[RaceDriver]):
             watch.close()
             self._record(dispatched, driver, was_alone=watch.was_alone)
             self.end(driver, observed, reason=dispatched.logged_reason())
-            if not is_numpy_loaded():  # the next answer will need it; a program that ends with this one won't
+            if not is_numpy_loaded():  # the next answer will need it, but a program that ends with this one won't
                 loop.call_later(_NUMPY_DELAY, _load_numpy)
 
         driver = RaceDriver(
@@ -292,20 +293,20 @@ class PreparedRace(Prepared[RaceDriver]):
         return driver
 
     def _open(self, observed: ObservedAnswer, name: str, endpoint: object, request: Request) -> Request:
-        """Return the request that an endpoint gets; one that writes an answer which nobody reads stops that."""
+        """Return the request that is sent to an endpoint; a shadow answer in progress there is stopped."""
         self._shadows.make_way(name)
         return observed.open(name, endpoint, request)
 
     def note(self, driver: RaceDriver) -> None:
-        """Add what happened other than asked to the answer's notes."""
+        """Add whatever wasn't served as asked to the answer's notes."""
         note_race(self.asked.settings.degradations, self.asked.notes, driver)
 
     def _check_degradations(self, dispatched: DispatchRecord) -> None:
-        """Record what the answer will be without.
+        """Record what the answer will lack.
 
         Raises:
-            EndpointError: a server that is needed has just refused another request by 401, 403 or 404.
-            DegradedError: by the client's rule.
+            EndpointError: a server that is needed has just refused another request with 401, 403 or 404.
+            DegradedError: the client's rule is "raise".
         """
         asked, settings = self.asked, self.asked.settings
         degradations, notes = settings.degradations, asked.notes
@@ -323,7 +324,7 @@ class PreparedRace(Prepared[RaceDriver]):
         """Record the client's settings that have no effect on this answer.
 
         Raises:
-            DegradedError: by the client's rule.
+            DegradedError: the client's rule is "raise".
         """
         asked = self.asked
         note_unpaced(asked)
@@ -335,7 +336,7 @@ class PreparedRace(Prepared[RaceDriver]):
         )
 
     def _unknown_servers(self, dispatched: DispatchRecord) -> list[str]:
-        """Return the servers to be asked what they are, because the answer may move to or from them, by name."""
+        """Return the names of the servers to identify, because the answer may move to or from them."""
         endpoints, checks = self.asked.settings.endpoints.endpoints, self._checks
         if checks is None or len(dispatched.attempts) < 2:
             return []
@@ -361,7 +362,7 @@ class PreparedRace(Prepared[RaceDriver]):
         )
 
     def _gate(self, dispatched: DispatchRecord) -> GatePlan | None:
-        """Return the answer's gate, which asks no server that has just refused another request."""
+        """Return the answer's gate, which won't use a server that has just refused another request."""
         gate, refusal = dispatched.gate, self.asked.settings.degradations.refusal
         timeouts = self.asked.request.timeouts
         if gate is not None and timeouts is not None and timeouts.total is not None:
@@ -374,7 +375,7 @@ class PreparedRace(Prepared[RaceDriver]):
         return gate
 
     def _plan_moves(self, dispatched: DispatchRecord, capacity: int) -> MigrationPlan | None:
-        """Return the plan for the planned hand-overs of the answer; None: it is not moved.
+        """Return the plan for the planned hand-overs of the answer, or None if it isn't moved.
 
         Args:
             dispatched: the decision for the answer.
@@ -390,12 +391,12 @@ class PreparedRace(Prepared[RaceDriver]):
             model=self.asked.request.model,
         )
 
-    # Its end
+    # The end
 
     def _record(self, dispatched: DispatchRecord, driver: RaceDriver, *, was_alone: bool) -> None:
-        """Learn from a race that has ended, and note the hand-overs that the caller has said nothing about.
+        """Learn from a race that has ended, and note the hand-overs that the caller neither allowed nor forbade.
 
-        ``was_alone``: the device had no other answer when it was asked for this one.
+        ``was_alone``: True if the device had no other answer when this one was requested.
         """
         settings, notes, machine = self.asked.settings, self.asked.notes, driver.machine
         facts = None if self._dispatcher.grader is None else facts_of(dispatched, machine, self._dispatcher.grader.options.tokens)
@@ -412,15 +413,15 @@ class PreparedRace(Prepared[RaceDriver]):
             self._checks.check_unseen(machine, settings.endpoints, settings.degradations)
 
     def _shadow(self, dispatched: DispatchRecord, machine: RaceMachine) -> Shadow | None:
-        """Return the answer that a server is to write beside the device's, which is whole; None: none."""
+        """Return the shadow answer that a server should write after the device's complete answer, or None."""
         settings, grader, asked = self.asked.settings, self._dispatcher.grader, self.asked
         if grader is None or not dispatched.may_shadow or machine.error is not None or machine.dropped or not settings.endpoints.is_open:
             return None
         if grader.options.judge is None and machine.finish_reason != "stop":
-            return None  # one that was cut off has no end to be compared
+            return None  # an answer that was cut off can't be compared
         names = [each.source for each in dispatched.attempts if each.source != dispatched.device]
         if not names or any(machine.attempts[name].opened is not None for name in names if name in machine.attempts):
-            return None  # its prompt was read already, and would be a second time
+            return None  # the server has already read the prompt, and would read it a second time
         server = settings.endpoints.endpoints[names[0]]
         if (
             server.name in dispatched.resting
@@ -441,7 +442,7 @@ class PreparedRace(Prepared[RaceDriver]):
         return shadow if shadow.can_be_judged else None
 
     def _begin(self, shadow: Shadow, facts: AnswerFacts) -> None:
-        """Ask for a shadow answer; ``facts``: what is known of the device's."""
+        """Ask for a shadow answer; ``facts``: what is known about the device's answer."""
         grader, settings, name = self._dispatcher.grader, self.asked.settings, shadow.server.name
         watch = self._states.watch(shadow.prompt_tokens)
         watch.opened(name)
@@ -463,7 +464,7 @@ class PreparedRace(Prepared[RaceDriver]):
 
 
 def _tell(driver: ref[RaceDriver], name: str, _question: asyncio.Task[None]) -> None:
-    """Tell an answer, if there still is one, that a server was asked what it is."""
+    """Tell an answer, if it still exists, that a server has been identified."""
     if (found := driver()) is not None:
         found.note_abilities(name)
 
@@ -476,7 +477,7 @@ def _load_numpy() -> None:
 
 @cache
 def _numpy_loading() -> Future[None]:
-    """Load numpy in a thread of its own, because those of the loop may all wait for answers."""
+    """Load numpy in a separate thread, because all the loop's threads may be waiting for answers."""
     executor = ThreadPoolExecutor(1, thread_name_prefix="streamco-numpy")
     loading = executor.submit(load_numpy)
     executor.shutdown(wait=False)
@@ -484,9 +485,9 @@ def _numpy_loading() -> Future[None]:
 
 
 def _failure_rule(facts: RequestFacts, on_failure: OnFailure | None, rule: OnDegraded) -> OnFailure:
-    """Return what becomes of a request's answer if its endpoint fails.
+    """Return what to do if the endpoint of a request's answer fails.
 
-    Several choices can't be handed over. Half a tool call or half a JSON text is handed over only if ``on_failure`` asks for it.
+    An answer with several choices can't be handed over. Half a tool call or half a JSON text is handed over only if ``on_failure`` says so.
     """
     if facts.choices > 1 or rule == "raise":
         return "raise"
@@ -496,10 +497,10 @@ def _failure_rule(facts: RequestFacts, on_failure: OnFailure | None, rule: OnDeg
 
 
 def _check_quality_names(migration: MigrationOptions | None, endpoints: Sequence[str]) -> None:
-    """Check that qualities that were given are those of endpoints which exist: a misspelt name would count as an unknown quality.
+    """Check that qualities are given only for existing endpoints: a misspelt name would count as an unknown quality.
 
     Raises:
-        ConfigError: a name is none of an endpoint.
+        ConfigError: a name isn't an endpoint's.
     """
     for name in (migration and migration.quality) or ():
         if name not in endpoints:
@@ -507,10 +508,10 @@ def _check_quality_names(migration: MigrationOptions | None, endpoints: Sequence
 
 
 def _check_sides(dispatcher: Dispatcher, endpoints: EndpointSet) -> None:
-    """Check that the side exists that the policy or a budget of 0 asks for, and that the two don't contradict each other.
+    """Check that the side that the policy or a budget of 0 requires exists, and that the two don't contradict each other.
 
     Raises:
-        ConfigError: there is no endpoint of that side, or the budget keeps it out.
+        ConfigError: there is no endpoint of that side, or the budget excludes it.
     """
     if dispatcher.needed is None:
         return

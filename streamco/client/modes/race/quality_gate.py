@@ -1,4 +1,4 @@
-"""The quality gate of a client's races: its settings, and what it has learned of the device's answers."""
+"""The quality gate of a client's races: its settings, and what it has learned about the device's answers."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from streamco.policies.ways import GateOutlook
 __all__ = ["Grader", "QualityGate", "facts_of", "why_alone", "why_not_graded"]
 
 _REMEMBERED = 1000  # answers that can still be rated
-_BLIND = 3  # answers without any probability after which no more are held
-_TRIED_AGAIN = 20  # answers after which one is held again
+_BLIND = 3  # after this many answers without any probability, no more are held
+_TRIED_AGAIN = 20  # after this many answers, one is held again
 
 
 class QualityGate(Options, frozen=True, kw_only=True):
-    """Whether the device's own answer is good enough: its first tokens are held until a score says so (docs/howto/quality.md).
+    """Decides whether the device's answer is good enough: its first tokens are held until a score says so (docs/howto/quality.md).
 
-    Without ``min_score`` and ``score`` the score is learned from ratings of this app's answers, and the gate is off until there are enough.
+    Without ``min_score`` and ``score``, the score is learned from ratings of this app's answers; the gate is off until there are enough.
 
     Args:
-        min_score: lowest score of an answer that is shown, 0..1. Without ``score`` it is a mean probability, the device's own of its first
-            tokens. None: the score below which the server answers is found so that the budget is spent.
-        score: a score of your own, an object with ``score(facts)`` that returns 0..1 for ``streamco.types.AnswerFacts``.
+        min_score: lowest score at which the device's answer is shown, 0..1. Without ``score`` it is the mean probability that the device
+            gave its first tokens. None: the threshold is chosen so that the budget is spent.
+        score: your own score, an object with ``score(facts)`` that returns 0..1 for ``streamco.types.AnswerFacts``.
         tokens: tokens that are held for a score, 1 to 16.
         max_wait: seconds that a reader waits for the server after a low score; then the device's answer is shown after all.
-        shadow: share of the answers written by the device alone beside which a server writes one, too, afterwards and within the budget.
-            It is compared with the device's, and the score learns from that as from a rating. 0: none.
-        judge: compares both answers: a function of ``streamco.types.ShadowPair`` that returns True if the device's is as good, False, or
-            None if it can't say. It must not block the event loop; a coroutine function has a minute. None: answers of up to 16 tokens are
-            compared word for word, and no longer ones.
+        shadow: share of the answers written by the device alone for which a server writes one, too, afterwards and within the budget.
+            It is compared with the device's answer, and the score learns from that as from a rating. 0 for none.
+        judge: compares both answers: a function of ``streamco.types.ShadowPair`` that returns True if the device's is as good, False if
+            not, or None if it can't say. It must not block the event loop; a coroutine function has a minute. None: answers of up to 16
+            tokens are compared word for word, and longer ones aren't compared.
 
     Raises:
-        ConfigError: a setting out of range, or a score without a method of that name.
+        ConfigError: a setting is out of range, or ``score`` has no ``score`` method.
     """
 
     min_score: float | None = None
@@ -56,7 +56,7 @@ class QualityGate(Options, frozen=True, kw_only=True):
     judge: Judge | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no answer could be graded by."""
+        """Reject settings that can't grade an answer."""
         if self.min_score is not None:
             check_share("quality gate: min_score", self.min_score)
         check_share("quality gate: shadow", self.shadow)
@@ -73,7 +73,7 @@ class QualityGate(Options, frozen=True, kw_only=True):
 
 
 def why_not_graded(facts: RequestFacts, *, hedges: bool) -> str:
-    """Return why a device's answer to such a request isn't graded, as a clause; "": it can be."""
+    """Return why a device's answer to such a request isn't graded, as a clause, or "" if it can be."""
     if not hedges:
         return "its tools would be called twice"
     return "it has several choices" if facts.choices > 1 else ""
@@ -85,7 +85,7 @@ class Grader:
     Args:
         options: the settings.
         budget: share of all prompt tokens that servers may process because of low scores, 0..1.
-        learned: what was learned before; None: nothing.
+        learned: what was learned before, or None.
 
     Attributes:
         account: counts the tokens of servers that were asked because of low scores.
@@ -96,18 +96,18 @@ class Grader:
         self.account = BudgetSteering(budget)
         self.learned = learned or LearnedScore()
         self._threshold = SteeredThreshold()
-        self._blind = 0  # answers in a row without any probability
+        self._blind = 0  # consecutive answers without any probability
         self._passed = 0  # answers since then
-        self._answers: OrderedDict[str, tuple[str, AnswerFacts | None]] = OrderedDict()  # by their keys; with the ids of their requests
-        self._keys: dict[str, str] = {}  # of the latest answer to each id
+        self._answers: OrderedDict[str, tuple[str, AnswerFacts | None]] = OrderedDict()  # by key; with the ids of their requests
+        self._keys: dict[str, str] = {}  # key of the latest answer for each id
 
     def share(self, other: Grader) -> None:
-        """Share the ratings of another one, and the answers that can be rated."""
+        """Share the ratings of another grader, and the answers that can be rated."""
         self.learned, self._answers, self._keys = other.learned, other._answers, other._keys
 
     @property
     def why_off(self) -> str:
-        """Why no answer is graded, as a clause; "": answers are."""
+        """Why answers aren't graded, as a clause, or "" if they are."""
         if self._blind >= _BLIND:
             return "it doesn't tell how sure it is of its tokens"
         if self._score is not self.learned or self.learned.is_ready:
@@ -122,25 +122,25 @@ class Grader:
 
     @property
     def quality(self) -> float | None:
-        """Share of the device's answers that are good, as far as scores or ratings say it; None: too little is known."""
+        """Share of the device's answers that are good, according to scores or ratings, or None if too little is known."""
         return fmean(self._scores) if self.is_calibrated else self.learned.good_share
 
     @property
     def is_calibrated(self) -> bool:
-        """True if scores are probabilities of a good answer, so that it can be computed from which one on the device's is worth more."""
+        """True if scores are probabilities of a good answer, so that the score at which the device's answer pays can be computed."""
         return self._score is self.learned and self.learned.is_ready and self.options.min_score is None
 
     @property
     def has_rule(self) -> bool:
-        """True if the caller has said what a device's answer must have: a score of theirs, or a lowest one."""
+        """True if the caller has set a requirement for the device's answers: their own score, or a lowest score."""
         return self.options.score is not None or self.options.min_score is not None
 
     def outlook(self, share: float, min_score: float | None = None) -> GateOutlook:
         """Return what the gate is expected to do.
 
         Args:
-            share: of the prompt tokens that servers may process because of low scores.
-            min_score: lowest score of an answer that is shown; None: as ``plan`` has it.
+            share: share of the prompt tokens that servers may process because of low scores.
+            min_score: lowest score of an answer that is shown; None for the same as in ``plan``.
         """
         scores = self._scores
         least = self._least(share) if min_score is None else min_score
@@ -154,12 +154,12 @@ class Grader:
         )
 
     def steered(self, share: float) -> float:
-        """Return the threshold by which servers process this share of the prompt tokens."""
+        """Return the threshold at which servers process this share of the prompt tokens."""
         return self._threshold.threshold(share)
 
     @property
     def _scores(self) -> Sequence[float]:
-        """Scores of the last answers, or of those that were rated, as long as few others are known."""
+        """Scores of the last answers, or of the rated ones while few others are known."""
         known = self._threshold.scores
         return known if len(known) >= MIN_RATED or not self.is_calibrated else self.learned.rated_scores
 
@@ -169,14 +169,14 @@ class Grader:
     def plan(
         self, facts: RequestFacts, device: Endpoint | None, plan: Plan, obstacle: str, *, min_score: float | None = None
     ) -> GatePlan | None:
-        """Return the gate of an answer; None: there is no device.
+        """Return the gate for an answer, or None if there is no device.
 
         Args:
-            facts: of its request.
+            facts: facts about its request.
             device: the device.
             plan: the dispatch plan, which says which side the budget limits.
             obstacle: as in ``GatePlan``.
-            min_score: lowest score of an answer that is shown; None: the caller's, or that by which the budget is spent.
+            min_score: lowest score of an answer that is shown; None uses the caller's, or the one at which the budget is spent.
         """
         if device is None:
             return None
@@ -199,12 +199,12 @@ class Grader:
         )
 
     def record(self, reservation: Reservation, held: HeldBeginning | None, *, is_exempt: bool) -> None:
-        """Close the account of an answer that has ended, and learn where the scores lie.
+        """Settle the account of an answer that has ended, and learn the distribution of scores.
 
         Args:
-            reservation: in this account.
-            held: what the gate held; None: the answer wasn't graded.
-            is_exempt: the budget doesn't count it.
+            reservation: its reservation in this account.
+            held: what the gate held, or None if the answer wasn't graded.
+            is_exempt: True if the budget doesn't count it.
         """
         self._watch_sight(held)
         self.account.settle(reservation, started=held is not None and held.asked is not None, exempt=is_exempt)
@@ -212,7 +212,7 @@ class Grader:
         self._threshold.record(held.score if held is not None and decided else None, reservation.tokens)
 
     def _watch_sight(self, held: HeldBeginning | None) -> None:
-        """Hold no more answers of a device that tells nothing of its tokens, but one in a while: it may tell by now."""
+        """Stop holding answers of a device that reports no probabilities, except one now and then, in case it does by then."""
         if held is not None and held.graded_tokens:
             self._blind = 0
         elif held is not None and held.is_blind:
@@ -223,12 +223,12 @@ class Grader:
                 self._blind = _BLIND - 1
 
     def remember(self, key: str, request_id: str, facts: AnswerFacts | None) -> None:
-        """Keep what is known of an answer until it is rated, or 1,000 later ones have come.
+        """Keep what is known about an answer until it is rated, or 1,000 later ones have come.
 
         Args:
-            key: names the answer alone.
-            request_id: names its request, as others may.
-            facts: None: the device didn't write all of it.
+            key: identifies only this answer.
+            request_id: id of its request, which other answers may share.
+            facts: what is known about it, or None if the device didn't write all of it.
         """
         self._answers[key] = request_id, facts
         self._keys[request_id] = key
@@ -242,12 +242,12 @@ class Grader:
         return facts
 
     def rate(self, name: str, good: bool) -> bool:
-        """Learn from an answer that somebody has rated; return False if nothing can be learned, because the device didn't write all of it.
+        """Learn from the rating of an answer; return False if nothing can be learned, because the device didn't write all of it.
 
-        ``name``: its key, or the id of its request, by which the latest one is meant.
+        ``name``: its key, or the id of its request, which stands for the latest answer with that id.
 
         Raises:
-            UsageError: the answer has been rated, or is none of the last 1,000.
+            UsageError: the answer has already been rated, or isn't one of the last 1,000.
         """
         key = name if name in self._answers else self._keys.get(name, "")
         if key not in self._answers:
@@ -269,15 +269,15 @@ class Grader:
 
 
 def facts_of(dispatched: DispatchRecord, machine: RaceMachine, tokens: int) -> AnswerFacts | None:
-    """Return what is known of an answer that the device has written from beginning to end; None: it hasn't, or nothing is known.
+    """Return what is known about an answer that the device has written from beginning to end, or None if it hasn't or nothing is.
 
-    ``tokens``: those that a score is made of, at most.
+    ``tokens``: the maximum number of tokens that make up a score.
     """
     attempt = machine.attempts.get(dispatched.device or "")
     if attempt is None or attempt.state is not AttemptState.ENDED or not attempt.has_won or not attempt.confidence.first:
         return None
     if attempt.thinks:
-        return None  # no such answer is graded
+        return None  # such answers aren't graded
     return AnswerFacts(
         probabilities=tuple(attempt.confidence.first[:tokens]),
         is_complete=attempt.tokens <= tokens,
@@ -287,7 +287,7 @@ def facts_of(dispatched: DispatchRecord, machine: RaceMachine, tokens: int) -> A
 
 
 def why_alone(plan: Plan, reservation: Reservation, server: Endpoint | None, resting: Mapping[str, str], *, may_ask: bool) -> str:
-    """Return why a server must not be asked because of a low score, as a clause; "": it may. ``may_ask``: the gate's part isn't spent."""
+    """Return why a server can't be used after a low score, as a clause, or "". ``may_ask``: True if the gate's budget isn't spent."""
     if server is None:
         return "there is no server"
     if plan.constrained == "server" and not (reservation.is_allowed and may_ask):

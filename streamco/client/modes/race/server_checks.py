@@ -1,10 +1,10 @@
-"""What a client asks of its servers beside answers, in the background: what they are, and whether they take the key.
+"""Background checks of a client's servers: which software they run, and whether they accept the key.
 
-An unknown server is asked what it is with the first answer, as soon as it writes none itself, so that another endpoint can hand an answer
-over to it, and it to another one. That costs no tokens and delays no answer; a hand-over that comes before it has said it waits for it.
+An unknown server is identified during the first answer, as soon as it isn't writing one, so that another endpoint can hand an answer over
+to it and vice versa. That costs no tokens and delays no answer, except that a hand-over before the server has replied waits for it.
 
-A server that loses each race is cancelled before it has answered, so that a wrong key stays unknown until the server is needed. After an
-answer that shows nothing of a server, its list of models is asked for with its key. A server that answers such a request isn't asked again.
+A server that loses each race is cancelled before it has answered, so that a wrong key would go unnoticed until the server is needed. After
+an answer that didn't test a server, the client requests its list of models with its key. A server that replies isn't checked again.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = ["ServerChecks"]
 _log = logging.getLogger("streamco")
 
 _INSTEAD = "other endpoints have answered in its place"
-_DELAY = 0.05  # seconds: the answer's own request goes first, and gets the connection that is ready
-_MOST_DELAYS = 1200  # a minute, for which a server isn't asked because it answers: llama-cpp-python would break off that answer
-_ASK_AGAIN = 30.0  # seconds after which a server that didn't answer is asked again what it is
+_DELAY = 0.05  # seconds, so that the answer's own request goes first and gets the ready connection
+_MOST_DELAYS = 1200  # a minute in which a server isn't asked while it answers: llama-cpp-python would abort the answer
+_ASK_AGAIN = 30.0  # seconds after which a server that didn't reply is asked again what it is
 
 
 @runtime_checkable
 class _Checkable(Protocol):
-    """An endpoint that can find out whether it may be used."""
+    """An endpoint that can check whether its key is accepted."""
 
     @property
     def name(self) -> str: ...
@@ -65,7 +65,7 @@ class _Identifiable(Protocol):
 
 
 class _Checks(LoopState):
-    """The checks of one event loop that are under way."""
+    """The checks in progress on one event loop."""
 
     def __init__(self) -> None:
         self.tasks: set[asyncio.Task[None]] = set()
@@ -79,7 +79,7 @@ class _Checks(LoopState):
             await asyncio.wait(self.tasks)
 
     def begin(self, check: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Begin a check."""
+        """Start a check."""
         task = asyncio.create_task(check, name=f"streamco {name}")
         self.tasks.add(task)
         task.add_done_callback(self._forget)
@@ -95,28 +95,28 @@ class ServerChecks:
     """The checks of one client's servers, shared by clients from ``with_options``."""
 
     def __init__(self) -> None:
-        self._known: set[str] = set()  # endpoints that have answered, or are being asked
-        self._working: set[str] = set()  # endpoints that have given a token
-        self._found: dict[str, EndpointError | str] = {}  # what is wrong with servers, until an answer has shown nothing of them
-        self._answers = 0  # under way
-        self._silent: dict[str, float] = {}  # endpoints that didn't say what they are, and when that was
+        self._known: set[str] = set()  # endpoints that have answered, or are being checked
+        self._working: set[str] = set()  # endpoints that have sent a token
+        self._found: dict[str, EndpointError | str] = {}  # problems with servers, kept until an answer has ended without testing them
+        self._answers = 0  # answers in progress
+        self._silent: dict[str, float] = {}  # endpoints that didn't say what they are, and when
         self._checks = LoopBound(_Checks, owner="client")
         self._is_closed = False
 
     # What they are
 
     def is_open(self, endpoint: Endpoint) -> bool:
-        """Return True if it is open what the endpoint's server is, and ``identify`` would ask it."""
+        """Return True if the endpoint's server isn't identified yet, and ``identify`` would ask it."""
         if self._is_closed or not getattr(endpoint, "is_unknown", False):
             return False
         return monotonic() - self._silent.get(endpoint.name, -_ASK_AGAIN) >= _ASK_AGAIN
 
     def identify(self, endpoint: Endpoint, degradations: Degradations) -> asyncio.Task[None]:
-        """Ask a server in the background what it is; return what is under way. A key that it refuses is recorded.
+        """Ask a server in the background what it is, and return the task. If it rejects the key, that is recorded.
 
         Args:
-            endpoint: one that ``is_open``, and that an answer may use: it isn't kept out by a promise.
-            degradations: the client's.
+            endpoint: an endpoint that ``is_open`` and that answers may use, not one excluded by a promise.
+            degradations: the client's degradations.
         """
         checks = self._checks.get()
         task = checks.identifying.get(endpoint.name)
@@ -133,12 +133,12 @@ class ServerChecks:
                 break
         try:
             info = await endpoint.identify()
-        except (EndpointError, ConfigError) as error:  # the answers meet it as well, and report it
+        except (EndpointError, ConfigError) as error:  # answers meet the same error, and report it
             self._silent[endpoint.name] = monotonic()
             if not isinstance(error, EndpointStatusError):
                 self._known.discard(endpoint.name)
             _log.info("%s does not say what it is (%s)", endpoint.name, describe_error(error))
-            is_keyless = isinstance(error, EndpointStatusError) and endpoint.credentials()[1] == ""  # the list alone may need one
+            is_keyless = isinstance(error, EndpointStatusError) and endpoint.credentials()[1] == ""  # perhaps only the list needs one
             if isinstance(error, EndpointError) and tells_trouble(error) and not is_keyless:
                 self._note(endpoint.name, error, degradations)
             return
@@ -154,7 +154,7 @@ class ServerChecks:
         )
 
     def _note(self, name: str, found: EndpointError | str, degradations: Degradations) -> None:
-        """Note what is wrong with a server, if no answer shows that it works; those that are under way may."""
+        """Record a problem with a server, unless an answer shows that it works; answers in progress are awaited first."""
         if name in self._working:
             return
         if self._answers:
@@ -169,15 +169,15 @@ class ServerChecks:
         self._answers += 1
 
     def record_answered(self, names: Iterable[str]) -> None:
-        """Record endpoints that have answered or failed by themselves: they needn't be asked."""
+        """Record endpoints that have answered or failed by themselves, so that they needn't be checked."""
         self._known.update(names)
 
     def check_access(self, endpoints: Iterable[Endpoint], degradations: Degradations) -> None:
-        """Ask the endpoints in the background of which nothing is known; what they refuse is recorded.
+        """Check in the background the endpoints that nothing is known about; refusals are recorded.
 
         Args:
-            endpoints: endpoints that an answer has shown nothing of. They may be used: none is kept out by a promise.
-            degradations: the client's.
+            endpoints: endpoints that an answer hasn't tested, without any that are excluded by a promise.
+            degradations: the client's degradations.
         """
         for endpoint in endpoints:
             if isinstance(endpoint, _Checkable) and endpoint.name not in self._known and not self._is_closed:
@@ -185,9 +185,9 @@ class ServerChecks:
                 self._checks.get().begin(self._check_access(endpoint, degradations), f"check the access to {endpoint.name}")
 
     def check_unseen(self, machine: RaceMachine, endpoints: EndpointSet, degradations: Degradations) -> None:
-        """Check the servers that a race has shown nothing of, because another endpoint answered first.
+        """Check the servers that a race hasn't tested, because another endpoint answered first.
 
-        A server that is kept out is none of the race's endpoints, so a promise holds for the check, too.
+        An excluded server isn't among the race's endpoints, so the promise applies to the check, too.
         """
         self._answers -= 1
         attempts = (*machine.past_attempts, *machine.attempts.values())
@@ -211,13 +211,13 @@ class ServerChecks:
         self._record(endpoint.name, await endpoint.check_access(), degradations)
 
     def _record(self, name: str, found: EndpointError | str | None, degradations: Degradations) -> None:
-        """Record what is wrong with a server; None: nothing is."""
+        """Record a problem with a server, or None if there isn't any."""
         if found is None:
             return
         if isinstance(found, EndpointStatusError) and found.status != 401:
             found = f"it refuses its list of models ({found.status})"
         if isinstance(found, EndpointError):
-            self._known.discard(name)  # to be asked again after the next answer that shows nothing of it
+            self._known.discard(name)  # so that it is checked again after the next answer that doesn't test it
             degradations.record_failure([], found, endpoint=name, instead=_INSTEAD)
         else:
             sentence = f"{name} may refuse answers: {found}; {_INSTEAD}"

@@ -1,7 +1,7 @@
-"""Shadow answers: a server's answer to a prompt that the device has answered, asked for afterwards to learn from their comparison.
+"""Shadow answers: a server answers a prompt that the device has already answered, so that the quality gate learns from comparing both.
 
-Nobody reads such an answer. It is asked for only if ``QualityGate(shadow=...)`` says so, within the budget, and never for a request with
-tools, pictures or a form that the answer must have. What is kept of it is whether both agree, and what it cost.
+Nobody reads such an answer. It is requested only if ``QualityGate(shadow=...)`` says so, within the budget, and never for a request with
+tools, pictures or a required format. Only whether both agree, and the cost, are kept.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from streamco.policies.quality import MAX_TOKENS, Judge, ShadowPair
 
 __all__ = ["Shadow", "Shadows", "agree"]
 
-_MOST_CHARACTERS = 1 << 16  # of an answer that nobody reads
-_JUDGES = 60.0  # seconds that a judge has
-_MARKS = re.compile(r"[\s.,;:!?\"'`()\[\]{}*_\u2018-\u201f\u00ab\u00bb\u2026\u3001\u3002]+")  # spaces and punctuation; no signs
+_MOST_CHARACTERS = 1 << 16  # limit for a shadow answer
+_JUDGES = 60.0  # seconds; a judge's time limit
+_MARKS = re.compile(r"[\s.,;:!?\"'`()\[\]{}*_\u2018-\u201f\u00ab\u00bb\u2026\u3001\u3002]+")  # spaces and punctuation, no + or -
 _IN_NUMBER = re.compile(r"(?<=\d)[.,:](?=\d)")
 
 
 def agree(first: str, second: str) -> bool:
-    """Return True if two short answers are the same but for case, spaces and punctuation; in numbers and formulas all signs count."""
+    """Return True if two short answers are equal apart from case, spaces and punctuation; in numbers and formulas all signs count."""
     one, other = (_MARKS.sub(" ", _IN_NUMBER.sub("\u2024", _folded(text))).strip() for text in (first, second))
     return one == other if one or other else first.split() == second.split()
 
@@ -50,17 +50,17 @@ class Shadow(Struct, kw_only=True):
         server: the server.
         request: the request that the device has answered.
         text: the device's answer.
-        tokens: of the device's answer.
+        tokens: tokens of the device's answer.
         prompt_tokens: the prompt's length.
-        judge: compares both answers; None: short ones are compared word for word, and longer ones aren't.
-        cost: gives the cost of tokens.
+        judge: compares both answers; None compares short ones word for word, and longer ones not at all.
+        cost: returns the cost of tokens.
         made: tokens of the server's answer so far.
-        usage: its own count; None: it sent none.
-        good: the device's answer was as good; None: not known.
-        why_not: why that isn't known, as a clause; "": it is, or not yet.
-        error: that of the server; None: it has not failed.
-        has_begun: something came of the server.
-        has_ended: nothing more comes.
+        usage: the server's own count, or None if it sent none.
+        good: True if the device's answer was as good, None if that isn't known.
+        why_not: why that isn't known, as a clause; "" if it is, or not yet.
+        error: the server's error, or None.
+        has_begun: True if anything came from the server.
+        has_ended: True if nothing more will come.
     """
 
     server: Endpoint
@@ -102,7 +102,7 @@ class Shadow(Struct, kw_only=True):
         )
 
     async def run(self) -> None:
-        """Ask the server, read its answer to the end and compare it. A defect of the server's or of the judge's ends it, too."""
+        """Ask the server, read its answer to the end and compare it. A defect in the server or the judge ends this, too."""
         try:
             other = await self._read(self.server.open(self.request))
             if other is not None:
@@ -112,13 +112,13 @@ class Shadow(Struct, kw_only=True):
         except asyncio.CancelledError:
             self.why_not = self.why_not or "the client was closed"
             raise
-        except Exception as error:  # noqa: BLE001  its text may quote anything
+        except Exception as error:  # noqa: BLE001  it may be any error, and its text may quote anything
             self.why_not = f"the server failed ({type(error).__name__})"
         finally:
             self.has_ended = True
 
     async def _read(self, stream: EndpointStream) -> str | None:
-        """Return the server's whole answer; None: it can't be compared."""
+        """Return the server's whole answer, or None if it can't be compared."""
         text: list[str] = []
         tokens = length = 0
         reason: str | None = None
@@ -144,7 +144,7 @@ class Shadow(Struct, kw_only=True):
             if isinstance(event, StreamEnded):
                 self.usage, reason, self.has_begun = event.usage, reason or event.finish_reason, True
         finally:
-            with suppress(Exception):  # what was read stays; an endpoint that can't even stop is none of the reader's
+            with suppress(Exception):  # keep what was read; the reader needn't know if an endpoint can't even stop
                 await stream.cancel()
         if not "".join(text).strip():
             self.why_not = "the server's answer has no text"
@@ -178,7 +178,7 @@ class Shadow(Struct, kw_only=True):
 
 
 class _Running(LoopState):
-    """The shadow answers under way on one event loop."""
+    """The shadow answers in progress on one event loop."""
 
     def __init__(self) -> None:
         self.tasks: dict[asyncio.Task[None], Shadow] = {}
@@ -200,11 +200,11 @@ class Shadows:
         self._is_closed = False
 
     def has_room(self, server: Endpoint) -> bool:
-        """Return True if a server may be asked now. It isn't while it writes another answer, which some would break off."""
+        """Return True if a server may be asked now: not while it writes another answer, which some servers would abort."""
         return not self._is_closed and not getattr(server, "is_answering", False) and not self._running.get().tasks
 
     def make_way(self, server: str) -> None:
-        """End the shadow answer of a server that is asked for an answer now: it may have one place alone."""
+        """End the shadow answer of a server that is needed for a real answer, because it may serve only one at a time."""
         if not self._is_closed and (running := self._running.current) is not None:
             for task, shadow in list(running.tasks.items()):
                 if shadow.server.name == server and not task.done():
@@ -212,7 +212,7 @@ class Shadows:
                     task.cancel()
 
     def begin(self, shadow: Shadow, log: AnswerLog, ended: Callable[[Shadow], None]) -> None:
-        """Ask for a shadow answer in the background; ``ended`` is called when nothing more comes of it."""
+        """Ask for a shadow answer in the background; ``ended`` is called when it is over."""
 
         async def run() -> None:
             try:
@@ -228,6 +228,6 @@ class Shadows:
         task.add_done_callback(lambda done: tasks.pop(done, None))
 
     async def aclose(self) -> None:
-        """End all; idempotent."""
+        """End all shadow answers; idempotent."""
         self._is_closed = True
         await self._running.aclose()

@@ -1,4 +1,4 @@
-"""The ways in which a race can be made: each side alone with the other in reserve, both as the policy says, and with a gate."""
+"""The ways to make an answer in a race: each side alone with the other in reserve, both as the policy says, and with a gate."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class AskedWay(NamedTuple):
     """A way that may be chosen for an answer.
 
     Args:
-        name: the way's.
+        name: the way's name.
         decision: when each side starts.
-        min_score: lowest score of a device's answer that is shown; None: it isn't graded, or as the gate has it.
+        min_score: lowest score of a device's answer that is shown; None if it isn't graded, or to use the gate's own.
     """
 
     name: str
@@ -40,24 +40,24 @@ class AskedWay(NamedTuple):
 
 
 class RaceWays(NamedTuple):
-    """What is known of one request, from which its ways follow.
+    """What is known about one request, which determines its ways.
 
     Args:
-        kinds: the endpoint that is asked first of each side.
+        kinds: the endpoint to use first, for each side.
         eligibility: which sides can serve it.
         prompt_tokens: the prompt's length.
-        times: the server's time to first token and the device's speed; None: not known.
-        queue: seconds until the device comes to the prompt.
+        times: the server's time to first token and the device's speed, or None where not known.
+        queue: seconds until the device gets to the prompt.
         terms: what each side's work costs, and how good it is.
         drawn: when each side starts, by the policy.
-        only: the one side that the policy names; None: it names none.
+        only: the one side that the policy names, or None.
         constrained: the side that the budget limits.
-        steering: its account.
-        resting: why endpoints are asked only if others fail, by name.
-        grader: grades the device's answers; None: nothing does.
+        steering: the budget's account.
+        resting: why endpoints are used only if others fail, by name.
+        grader: grades the device's answers, or None.
         gate_share: share of the prompt tokens that servers may process because of low scores.
-        not_graded: why this answer can't be graded, as a clause; "": it can.
-        names: of the endpoints, if two servers race.
+        not_graded: why this answer can't be graded, as a clause, or "" if it can.
+        names: names of the endpoints, if two servers race.
     """
 
     kinds: Mapping[Side, Endpoint]
@@ -77,7 +77,7 @@ class RaceWays(NamedTuple):
     names: Mapping[str, str]
 
     def found(self, weights: Weights) -> list[tuple[Way, AskedWay]]:
-        """Return all ways, and what is predicted of each."""
+        """Return all ways, with the predictions for each."""
         sides = _SIDES if self.only is None else (self.only,)
         found = [self._found(AskedWay(side, self._alone(side))) for side in sides]
         if self.only is None:
@@ -87,7 +87,7 @@ class RaceWays(NamedTuple):
         return found
 
     def _found(self, asked: AskedWay) -> tuple[Way, AskedWay]:
-        """Return what is predicted of a way."""
+        """Return the predictions for a way."""
         name, decision = self.names.get(asked.name, asked.name), asked.decision
         if obstacle := self._obstacle(asked):
             return Way(name=name, obstacle=obstacle), asked
@@ -108,7 +108,7 @@ class RaceWays(NamedTuple):
         return replace(way, measured=measured, spends=spends, obstacle=_SPENT if is_closed else ""), asked
 
     def _spends(self, decision: Decision, forecast: RaceForecast | None) -> float:
-        """Return the prompt tokens that the side under the budget is expected to read; 0 if the budget doesn't count the answer."""
+        """Return how many prompt tokens the budgeted side is expected to read; 0 if the budget doesn't count the answer."""
         if not (self.eligibility.device and self.eligibility.server and self.only is None):
             return 0.0
         if forecast is None:
@@ -122,7 +122,7 @@ class RaceWays(NamedTuple):
         return is_full
 
     def _obstacle(self, asked: AskedWay) -> str:
-        """Return why a way isn't open to an answer, whatever the budget says, as a clause; "": it is."""
+        """Return why a way isn't available, leaving the budget aside, as a clause, or "" if it is."""
         name, can = asked.name, self.eligibility
         able: list[Side] = [side for side in _SIDES if (can.device if side == "device" else can.server)]
         needed = list(_SIDES) if name == GATED else [side for side in _SIDES if asked.decision.wait(side) is not None]
@@ -141,7 +141,7 @@ class RaceWays(NamedTuple):
         return _UNGRADED if is_own and "device" in needed and len(able) > 1 else ""
 
     def _least_score(self, weights: Weights) -> float | None:
-        """Return the lowest score of a device's answer that is shown; None: the gate's own."""
+        """Return the lowest score of a device's answer that is shown, or None to use the gate's own."""
         times, grader, server = self.times[0], self.grader, self.terms.get("server")
         if grader is None or not grader.is_calibrated or not weights.quality or times is None or server is None or not server.quality:
             return None

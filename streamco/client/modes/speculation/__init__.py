@@ -1,1 +1,1 @@
-"""Speculated answers: planning, the asyncio driver, text output and the report (Synera)."""
+"""Speculated answers (Synera): planning, the asyncio driver, text output and the report."""

@@ -1,6 +1,6 @@
-"""Runs a speculation machine on asyncio: the device's drafts, the verifier's verdicts and the remote stream in, commands out.
+"""Runs a speculation machine on asyncio: drafts, verdicts and the remote stream's tokens go in, commands come out.
 
-The machine gets all events in their order. Its commands for the reader go through ``SpeculativeOutput``. One timer serves the machine's
+The machine gets all events in order. Its commands for the reader go through ``SpeculativeOutput``. One timer serves both the machine's
 deadline and the reader's pace.
 """
 
@@ -76,34 +76,34 @@ class DrafterLike(Protocol):
 
 
 class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
-    """The IO of one speculated answer: the drafter, the verifier's session, the remote stream and the reader.
+    """Does the IO of one speculated answer: the drafter, the verifier's session, the remote stream and the reader.
 
     Args:
         machine: the answer's machine, not started yet.
         output: turns the machine's commands into deliveries.
-        drafter: makes the drafter; its argument takes the drafter's events.
-        session: makes the verifier's session; its argument takes the session's events.
-        remote: opens a remote stream; None: there is no server for it.
+        drafter: creates the drafter; its argument is called with the drafter's events.
+        session: creates the verifier's session; its argument is called with the session's events.
+        remote: opens a remote stream, or None if there is no server for it.
         remote_name: name of the remote stream's endpoint.
         prompt_tokens: tokens of the prompt.
-        vocabulary_size: number of ids that the remote stream may give; None: any id.
-        max_unread: number of tokens that may wait for the reader. Above it, no new round starts.
-        max_ahead: number of tokens that may wait for the reader or be held for the pace. Above it, no new round starts.
-        asked_at: when the answer was asked for, seconds on the driver's clock; None: when it starts.
-        record: what the report needs beside the driver; None: the driver can't report.
+        vocabulary_size: number of token ids that the remote stream may use; None allows any id.
+        max_unread: number of tokens that may wait for the reader; above it, no new round starts.
+        max_ahead: number of tokens that may wait for the reader or be held for the pace; above it, no new round starts.
+        asked_at: when the answer was requested, seconds on the driver's clock; None stands for its start.
+        record: what the report needs besides the driver; without it the driver can't report.
         on_over: called once when the answer and all its work have ended.
-        clock: seconds, monotonic; None: the system's, or the loop's if the loop has one of its own (virtual time).
-        log: takes every step, for replay or for log lines; None: none is kept.
+        clock: a monotonic clock in seconds; None uses the system's, or the loop's if the loop doesn't use the system's (virtual time).
+        log: records every step, for replay or for log lines; None records nothing.
 
     Attributes:
         output: as given.
         session: the verifier's session.
         remote_stream: reads the remote streams.
-        began, finished: when the prompt began to be read, and the end, seconds on the driver's clock; ``finished`` None: not yet.
-        finish_reason: "stop" or "length"; None: not finished, or failed.
+        began, finished: when reading the prompt began, and the end, seconds on the driver's clock; ``finished`` is None until then.
+        finish_reason: "stop" or "length"; None if not finished, or failed.
         failures: why the "verifier", the "device" or the "remote" stream was lost for the rest of the answer.
-        unconnected: seconds for which a connection to the verifier had been tried in vain when the answer's work ended.
-        was_refused: True if the verifier refused a session with a time to wait, and has accepted none since.
+        unconnected: seconds for which connecting to the verifier had failed when the answer's work ended.
+        was_refused: True if the verifier refused a session and said how long to wait, and hasn't accepted one since.
         dropped: tokens that were held for the pace when the reader left.
     """
 
@@ -142,8 +142,8 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         self._connecting_since: float | None = None
         self._queue = DeliveryQueue()
         self._max_unread, self._max_ahead = max_unread, max_ahead
-        self._is_behind = False  # True: too much waits for the reader
-        self._is_complete = False  # text may still be held for the pace
+        self._is_behind = False  # True if too much is waiting for the reader
+        self._is_complete = False  # True if all tokens are committed; text may still be held for the pace
         self._is_winding_up = False
         self.remote_stream = RemoteStreamReader(
             remote, name=remote_name, prompt_tokens=prompt_tokens, vocabulary_size=vocabulary_size, emit=self.emit, spawn=self._spawn
@@ -165,7 +165,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
 
     @property
     def error(self) -> StreamcoError | None:
-        """Error that the answer ended with; None: no error."""
+        """The error that the answer ended with, or None."""
         return self._queue.error
 
     def start(self) -> None:
@@ -185,7 +185,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         await self._queue.peek()
 
     def leave(self) -> None:
-        """Stop all work of this answer without waiting; drop what was not read. Must be called in the loop's thread."""
+        """Stop all work of this answer without waiting, and drop everything unread. Must be called in the loop's thread."""
         if self._queue.has_left:
             return
         self._queue.leave()
@@ -263,7 +263,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
     def _check_reader(self) -> None:
         """Emit ``ReaderFellBehind`` or ``ReaderCaughtUp``; in between no new round starts."""
         unread = self._queue.unread + self._queue.in_hand
-        ahead = unread + self.output.delivery.buffered  # what is due and not read counts on
+        ahead = unread + self.output.delivery.buffered  # text that is due but unread still counts
         if not self._is_behind and (unread > self._max_unread or ahead > self._max_ahead):
             self._is_behind = True
             self.remote_stream.pause()
@@ -313,7 +313,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
     # The end
 
     def _complete(self, reason: str, now: float) -> None:
-        """End the answer: all of its tokens are committed."""
+        """End the answer, because all of its tokens are committed."""
         if self._is_complete or self._queue.has_finished:
             return
         self._is_complete = True
@@ -324,7 +324,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         self._finish_if_read(now)
 
     def _finish_if_read(self, now: float) -> None:
-        """End the reader's queue if no token of the whole answer is held for the pace any more."""
+        """End the reader's queue if the answer is complete and no token is held for the pace any more."""
         if self._is_complete and not self._queue.has_finished and self.output.delivery.is_empty:
             self.finished = now
             self._queue.finish()
@@ -359,7 +359,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
                 raise error
 
     def _crash(self, error: BaseException) -> None:
-        """End the answer with this error of a defect here or in an endpoint, unless the answer is whole already."""
+        """End the answer with this error, a defect here or in an endpoint, unless the answer is already complete."""
         self._has_crashed = True
         is_unseen = self._queue.has_left or self._queue.has_finished or self._is_complete
         if is_unseen:
@@ -368,7 +368,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
             self.finished = self._clock()
             try:
                 self._hand_out(self.finished)
-            except Exception as another:  # noqa: BLE001  the output may be what is broken: the reader must not wait for ever
+            except Exception as another:  # noqa: BLE001  even if the output itself is broken, the reader must not wait forever
                 self._report_error("streamco speculated answer failed", another)
             self._queue.finish(None if is_unseen else as_raised(error, "speculation", self.output.text))
         self._wind_up()

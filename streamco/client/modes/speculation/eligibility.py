@@ -1,4 +1,4 @@
-"""The checks whether a request can be speculated, and the acceptance rule for it."""
+"""Checks whether a request can be speculated, and chooses the acceptance rule for it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from streamco.wire.known_fields import is_asked
 
 __all__ = ["why_not_speculable", "resolve_sampling", "acceptance_rule"]
 
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {"n": (1,), "logprobs": (False,), "parallel_tool_calls": (True, False)}  # beside the known ones
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {"n": (1,), "logprobs": (False,), "parallel_tool_calls": (True, False)}  # besides the known ones
 
 
 def resolve_sampling(sampling: SamplingOptions) -> SamplingOptions:
-    """Return the options with the engine's defaults written out, so that device, verifier and remote stream use the same distribution."""
+    """Return the options with the engine's defaults filled in, so that device, verifier and remote stream use the same distribution."""
     from streamco.engines.sampling import MIN_P, TEMPERATURE, TOP_K, TOP_P
 
     return replace(
@@ -40,8 +40,8 @@ def acceptance_rule(sampling: SamplingOptions, budget: float, options: Speculati
 
     Args:
         sampling: options from ``resolve_sampling``.
-        budget: share of the drafted tokens that is verified, 0..1.
-        options: hold the threshold of the rule "threshold".
+        budget: share of the drafted tokens that are verified, 0..1.
+        options: contain the threshold for the rule "threshold".
     """
     if sampling.temperature and sampling.top_k != 1:
         return Rule(
@@ -66,16 +66,16 @@ def why_not_speculable(
     models: frozenset[str],
     is_logged: bool = False,
 ) -> str:
-    """Return why a request can't be speculated; "": it can.
+    """Return why a request can't be speculated, or "" if it can.
 
     Args:
         request: the request.
         facts: its length and features.
         rule: the rule that its drafts would be verified by.
-        verifier: what the verifier can do.
+        verifier: the verifier's capabilities.
         context_tokens: tokens that the device can hold, prompt and answer together.
         models: all names of the verifier's model.
-        is_logged: the reason has no words of the caller's.
+        is_logged: True to return a reason without the caller's words.
     """
     asked = (name for name, value in request.extra.items() if is_asked(name, value) and value not in _NEUTRAL.get(name, ()))
     if facts.has_tools:

@@ -1,7 +1,7 @@
-"""Incremental detokenisation with provisional text: whole code points, no stop strings, and retractions.
+"""Incremental detokenisation with provisional text: it handles incomplete code points, stop strings and retractions.
 
 The text of a draft depends on the tokens before it: a code point may be incomplete, or a stop string may have begun. So the provisional
-text is computed again, from the committed tokens that have no text yet, and the reader gets the difference to what it has.
+text is computed anew each time, from the committed tokens that have no text yet, and the reader gets the difference to what it has.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["IncrementalText", "TextAdded", "TextCommitted", "TextEvent", "TextRe
 
 
 class TextAdded(Struct, frozen=True):
-    """Text that comes next. With the origin "draft" it is provisional."""
+    """The next piece of text; it is provisional if the origin is "draft"."""
 
     piece: TextPiece
     origin: Origin
@@ -45,15 +45,15 @@ TextEvent = TextAdded | TextCommitted | TextRetracted
 
 
 class IncrementalText:
-    """The text of one answer, from the ids in the machine's commands.
+    """The text of one answer, made from the token ids in the machine's commands.
 
     Args:
-        token_bytes: returns the bytes of a token id; b"" for control tokens.
+        token_bytes: returns the bytes of a token id, b"" for control tokens.
         stops: strings that end the answer.
-        pending: first bytes of a code point that the prompt ends inside.
+        pending: first bytes of a code point, if the prompt ends inside one.
 
     Attributes:
-        is_stopped: a stop string was found in committed text, so no more text follows.
+        is_stopped: True if a stop string was found in committed text, so that no more text follows.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes], stops: tuple[str, ...] = (), pending: bytes = b"") -> None:
@@ -62,13 +62,13 @@ class IncrementalText:
         self._pending = pending
         self._assembler = TextAssembler(token_bytes, pending)
         self._matcher = StopMatcher(stops)
-        self._textless: deque[tuple[int, Origin]] = deque()  # committed tokens with text that is still held
+        self._textless: deque[tuple[int, Origin]] = deque()  # committed tokens whose text is still held
         self._provisional: list[int] = []
         self._shown: list[TextPiece] = []  # provisional pieces that the reader has
         self.is_stopped = False
 
     def deliver(self, ids: Iterable[int], origin: Origin) -> list[TextEvent]:
-        """Add tokens; with the origin "draft" they are provisional."""
+        """Add tokens; they are provisional if the origin is "draft"."""
         if origin == "draft":
             self._provisional += ids
             return self._update([])
@@ -116,7 +116,7 @@ class IncrementalText:
         return added
 
     def _update(self, added: list[TextAdded]) -> list[TextEvent]:
-        """Return the difference between what the reader has and the text now. ``added`` is final text."""
+        """Return the difference between the reader's text and the current text. ``added`` is final text."""
         same = common_prefix_length(self._shown, [each.piece for each in added])
         events: list[TextEvent] = []
         for origin, group in groupby(added[:same], key=lambda each: each.origin):

@@ -1,4 +1,4 @@
-"""What is logged of a speculated answer's steps."""
+"""Logs the steps of a speculated answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def log_step(log: AnswerLog, event: SpeculationEvent | None, commands: Sequence[
 
 
 def _log_event(log: AnswerLog, event: SpeculationEvent | None) -> None:
-    """Log verdicts and what happens to the verifier; drafted tokens are not logged."""
+    """Log verdicts and what happens to the verifier; drafted tokens aren't logged."""
     match event:
         case VerdictReceived():
             log.debug(

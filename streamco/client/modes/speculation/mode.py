@@ -1,4 +1,4 @@
-"""The mode in which the device drafts and a verifier verifies (Synera): its settings."""
+"""The settings of the mode in which the device drafts and a verifier verifies (Synera)."""
 
 from __future__ import annotations
 
@@ -17,37 +17,38 @@ __all__ = ["Speculate"]
 
 
 class Speculate(SpeculationOptions, frozen=True, kw_only=True):
-    """The device drafts, and the server verifies the drafts; an answer for which that isn't possible is made in another way.
+    """The device drafts, and the server verifies the drafts; if that isn't possible, the answer is made in another way.
 
     Args:
-        drafter: "device": a model on this machine drafts. "lookup": what stood before in the prompt or the answer is the draft, where the
-            last tokens are the same. That takes no time, no model and no ``device``.
-        verifier: verifies the drafts: the URL of a ``streamco serve``, a verifier, or a list of them with one model, over which answers are
-            spread (``VerifierPool``); None: the client's first server does.
+        drafter: "device": a model on this machine drafts. "lookup": drafts are copied from a place in the prompt or the answer where the
+            same last tokens stood before. That takes no time, no model and no ``device``.
+        verifier: verifies the drafts: the URL of a ``streamco serve``, a verifier, or a list of them with the same model, over which
+            answers are spread (``VerifierPool``). None uses the client's first server.
         emit: what readers of ``stream`` get: "verified": final text; "draft": drafts at once, and retractions.
-        otherwise: the race that makes the answers which can't be speculated, and the report says why; None: the client's own race.
-        budget: share of the drafted tokens that is verified, 0..1; None: the client's budget.
-        window: tokens to draft in a round: a number (4: Synera section 5), or a policy. "dynamic" is DSD section 5.2. "adaptive" is a
-            network's choice (DSD section 4). "predicted" is the best window by the measured acceptance rate and times. "confident" ends
-            each draft when its next token isn't worth the step. Others: a ``streamco.policies.window.WindowPolicy``. None: "adaptive" if
-            everything is verified ("confident" for drafts that are looked up), else 1.
-        max_branches: branches drafted while the verdict is out, side by side or, if that is no faster, one after the other; 0: none.
-        patience: seconds that trouble with the verifier may last before the server alone or, below budget 1, the device continues. Below
-            budget 1 an answer that has begun waits two rounds at most. Time limits for the case that neither can continue, and for verdicts
-            that don't come, derive from it (``SpeculationTuning``).
+        otherwise: the race that makes answers that can't be speculated (the report says why); None uses the client's race.
+        budget: share of the drafted tokens that are verified, 0..1; None uses the client's budget.
+        window: tokens to draft per round: a number (4 in Synera section 5), or a policy. "dynamic" is DSD section 5.2. "adaptive" lets a
+            neural network choose (DSD section 4). "predicted" is the best window for the measured acceptance rate and times. "confident"
+            ends each draft when its next token isn't worth the step. Or your own ``streamco.policies.window.WindowPolicy``. None:
+            "adaptive" if everything is verified ("confident" for lookups), otherwise 1.
+        max_branches: number of branches drafted while waiting for the verdict, in parallel or, if that is no faster, one after another;
+            0 for none.
+        patience: seconds that trouble with the verifier may last before the server alone or, with a budget below 1, the device continues.
+            With a budget below 1, an answer that has begun waits two rounds at most. The time limits for missing verdicts, and for the case
+            that neither can continue, derive from it (``SpeculationTuning``).
         offload: which filters choose what is verified if the budget is below 1 (Synera section 4.2): "combined", "confidence",
             "importance" or "random". "combined" and "importance" read attention on the device, which then drafts a sixth slower.
-        threshold: used for greedy decoding below budget 1. A drafted token is accepted if its probability at the verifier is at least
-            ``threshold`` times that of the best token, 0..1.
-        is_adaptive: the server generates alone while drafting doesn't pay.
-        joules_per_second_saved: joules of the device that an answer's second is worth to you, or a function without arguments that returns
-            them now. A token is then drafted only if the time that it is expected to save is worth its joules (by the FLOPs of the device's
-            model), and the server generates alone while drafting isn't. Below budget 1, where the device writes in any case, that holds for
-            branches. None: time alone decides.
+        threshold: for greedy decoding with a budget below 1, 0..1: a drafted token is accepted if its probability at the verifier is at
+            least ``threshold`` times the best token's.
+        is_adaptive: True if the server generates alone while drafting doesn't pay.
+        joules_per_second_saved: joules on the device that a saved second is worth to you, or a function without arguments that returns the
+            current value. A token is then drafted only if the time that it is expected to save is worth its joules (estimated from the
+            FLOPs of the device's model), and the server generates alone while drafting isn't worth it. With a budget below 1, where the
+            device writes in any case, that applies to branches. None: only time counts.
         tuning: settings for experiments.
 
     Raises:
-        ConfigError: a setting out of range.
+        ConfigError: a setting is out of range.
     """
 
     name: ClassVar[str] = "speculate"
@@ -58,7 +59,7 @@ class Speculate(SpeculationOptions, frozen=True, kw_only=True):
     otherwise: Mode | None = None
 
     def __post_init__(self) -> None:
-        """Refuse settings out of range."""
+        """Reject settings that are out of range."""
         SpeculationOptions.__post_init__(self)
         if self.emit not in {"verified", "draft"}:
             raise ConfigError(f'emit: expected "verified" or "draft", got {self.emit!r}')
@@ -79,7 +80,7 @@ class Speculate(SpeculationOptions, frozen=True, kw_only=True):
         return Fallback((self.own_planner(context),), otherwise, if_faster=False)
 
     def own_planner(self, context: ModeContext) -> Planner:
-        """Return the planner of the answers that are speculated."""
+        """Return the planner for this mode's own answers."""
         others = (*context.endpoints.planners, *context.known.values())
         planners = [each for each in others if isinstance(each, SpeculationPlanner)]
         planner = SpeculationPlanner(self, context, emit=self.emit, verifier=self.verifier, known=planners[-1] if planners else None)

@@ -17,13 +17,13 @@ def note_settings(degradations: Degradations, notes: list[str], *, hides_drafts:
     """Record the client's settings that have no effect on this answer.
 
     Args:
-        degradations: the client's.
+        degradations: the client's degradations.
         notes: the answer's notes.
-        hides_drafts: why the reader gets no drafts, though ``emit`` is "draft"; "": it gets them, or didn't ask for them.
-        offload: the filter that needs the importance of drafts, if the device doesn't read it; "": none does.
+        hides_drafts: why the reader gets no drafts although ``emit`` is "draft"; "" if it gets them, or didn't ask for them.
+        offload: the filter that needs the importance of drafts, if the device doesn't read it; otherwise "".
 
     Raises:
-        DegradedError: by the client's rule.
+        DegradedError: the client's rule is "raise".
     """
     if hides_drafts:
         sentence = f'emit="draft" has no effect, because {hides_drafts}; the text comes when it is final'
@@ -35,20 +35,20 @@ def note_settings(degradations: Degradations, notes: list[str], *, hides_drafts:
 
 
 def note_speculation(degradations: Degradations, notes: list[str], driver: SpeculationDriver, report: Report, *, absence: str) -> None:
-    """Record what a speculated answer was without: its verifier, drafts or exactness; and the endpoints that worked.
+    """Record what a speculated answer lacked (its verifier, drafts or exactness) and the endpoints that worked.
 
     Args:
-        degradations: the client's.
+        degradations: the client's degradations.
         notes: the answer's notes.
         driver: the answer's driver; nothing is recorded before the answer has ended.
         report: the answer's report.
-        absence: how long the verifier was expected in vain; "": it was not. It is in the log already.
+        absence: how long the answer waited for a verifier that didn't come, as already logged, or "".
     """
     if driver.finished is None and not driver.was_broken_off:
         return
     names = {each.outcome: each.name for each in report.endpoints}
     device, verifier = names.get("drafted", "device"), names.get("verified", "verifier")
-    has_failed = driver.error is not None  # then the caller has the error
+    has_failed = driver.error is not None  # then the caller gets the error
     instead = {
         "verifier": "the answer went on without it",
         "device": f"{verifier} went on alone",
@@ -72,7 +72,7 @@ def note_speculation(degradations: Degradations, notes: list[str], driver: Specu
 
 
 def _note_pool(degradations: Degradations, notes: list[str], assigned: AssignedVerifier) -> None:
-    """Record which of several verifiers were left out of an answer's choice, and which the answer had to leave."""
+    """Record which of several verifiers couldn't be chosen for an answer, and which ones the answer had to leave."""
     for name, problem in assigned.left_out.items():
         sentence = f"verifier {name} left out: {problem}; {assigned.served[0]} took the answer"
         degradations.record(notes, kind="left out", endpoint=name, sentence=sentence, may_raise=False)
@@ -100,7 +100,7 @@ _WHY_NO_DRAFTS: Mapping[WhyRemote, str] = {
 
 
 def _without_drafts(driver: SpeculationDriver, report: Report, device: str, verifier: str) -> Mapping[str, str]:
-    """Return what is different from drafts that are verified: kind and sentence."""
+    """Return how the answer differs from verified drafts, as sentences by kind."""
     figures, found = report.speculation, dict[str, str]()
     if figures is None:
         return found

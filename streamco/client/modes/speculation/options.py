@@ -1,4 +1,4 @@
-"""How answers are drafted and verified: what a user sets, what only benches and measured profiles set, and the policies that they name."""
+"""Options for drafting and verifying: a user's settings, settings for benchmarks and measured profiles, and the policies they name."""
 
 from __future__ import annotations
 
@@ -21,48 +21,48 @@ from streamco.profiles import PairProfile
 __all__ = ["SECOND", "Drafter", "SpeculationOptions", "SpeculationTuning"]
 
 Drafter = Literal["device", "lookup"]
-"""The device's model drafts; or what stood before in prompt and answer is the draft, and there need be no device."""
+"""The device's model drafts, or drafts are looked up in the earlier prompt and answer, which needs no device."""
 
 SECOND = RateName("speculate", "joules_per_second_saved", "joules")
 
-_LOOKUPS = EstimatesPrior(acceptance=0.5, step_times=(1e-4,), mean_confidence=0.5)  # a lookup takes a turn of the event loop
+_LOOKUPS = EstimatesPrior(acceptance=0.5, step_times=(1e-4,), mean_confidence=0.5)  # a lookup takes one iteration of the event loop
 
-_DEVICE_PATIENCES = 2.0  # patiences until the device finishes an answer that neither verifier nor stream can continue
-_LAST_PATIENCES = 15.0  # patiences until an answer gives up that only the verifier can continue
-_VERDICT_TIMEOUTS = 15.0  # patiences until a connection without a verdict counts as lost
-_FIRST_VERDICT_TIMEOUTS = 30.0  # the same for the first verdict, because a prompt is read in it
+_DEVICE_PATIENCES = 2.0  # multiples of the patience until the device finishes an answer that neither verifier nor stream can continue
+_LAST_PATIENCES = 15.0  # multiples of the patience until an answer that only the verifier can continue gives up
+_VERDICT_TIMEOUTS = 15.0  # multiples of the patience until a connection without a verdict counts as lost
+_FIRST_VERDICT_TIMEOUTS = 30.0  # the same for the first verdict, which includes reading the prompt
 
 
 class SpeculationTuning(Options, frozen=True, kw_only=True):
-    """Settings of speculation that experiments compare and measured profiles know; the defaults suit every pair of models.
+    """Speculation settings for experiments and measured profiles; the defaults suit every pair of models.
 
     Args:
-        smoothing: weight of a window policy's newest proposal, 0..1; 1: no smoothing (DSD section 4.4, alpha). None: 0.4 for "adaptive",
-            else 1.
-        is_parallel: the device drafts on while the verdict is out (Synera section 4.4).
-        max_ahead: drafts of a round that are sent before the verdict that they assume, so that the verifier needn't wait for the link;
-            0: none. Not in the papers.
-        has_trees: drafts carry siblings where the verifier takes them and its price list says that they pay (docs/speculation.md). Not in
-            the papers.
-        may_begin_by_stream: the server's stream begins an answer while the device still reads the prompt, and drafts follow when it has
+        smoothing: weight of a window policy's newest proposal, 0..1; 1 means no smoothing (DSD section 4.4, alpha). The default is 0.4
+            for "adaptive" and 1 otherwise.
+        is_parallel: True if the device continues to draft while waiting for the verdict (Synera section 4.4).
+        max_ahead: drafts per round that are sent before the verdict that they assume, so that the verifier needn't wait for the link;
+            0 for none. Not in the papers.
+        has_trees: True if drafts may carry siblings, when the verifier accepts them and its price list says that they pay
             (docs/speculation.md). Not in the papers.
+        may_begin_by_stream: True if the server's stream begins an answer while the device is still reading the prompt, and drafts follow
+            afterwards (docs/speculation.md). Not in the papers.
         branch_kinds: which verdicts branches may assume: "accept all", "reject".
         forecast: how verdicts are forecast: "learned" (from how often tokens of such confidence were accepted), "geometric" (Synera
-            section 4.4) or "sampled" (the same, of which one branch is drawn, as the paper does).
-        smooths_mode: the window proposals that the generation mode is chosen by are smoothed first, as DSD section 4.4 prints it; False:
-            the mode follows the last proposals as they are.
+            section 4.4) or "sampled" (the same, but one branch is drawn from it, as in the paper).
+        smooths_mode: True to smooth the window proposals before choosing the generation mode from them, as printed in DSD section 4.4;
+            False to choose it from the last proposals as they are.
         confidence_threshold: c_th of the confidence filter (Synera section 4.2).
         chunks: (confidence, importance) of chunks measured before, for the first plan under a budget below 1.
         row_tokens: tokens of the distribution that the device samples from and sends, 1 to 64. Exact sampling needs whole distributions.
-        prior: what is believed about the pair before anything is measured.
+        prior: what is assumed about the pair before anything is measured.
         last_patience: seconds that trouble with the verifier may last if nothing else can continue the answer. Then the device finishes
-            what should have been the verifier's, or the answer fails. None: twice ``Speculate.patience`` if the device may
-            finish, else 15 times; and at most the verifier's ``next_token``.
-        first_verdict_timeout: seconds until a connection without a first verdict counts as lost. None: 30 times the patience.
-        verdict_timeout: the same for later verdicts. None: 15 times the patience. Raise both with the verifier's own ``timeouts``.
+            the verifier's part, or the answer fails. The default is twice ``Speculate.patience`` if the device may finish, otherwise
+            15 times, and at most the verifier's ``next_token``.
+        first_verdict_timeout: seconds until a connection without a first verdict counts as lost; by default 30 times the patience.
+        verdict_timeout: the same for later verdicts; by default 15 times the patience. Raise both with the verifier's own ``timeouts``.
 
     Raises:
-        ConfigError: a setting out of range.
+        ConfigError: a setting is out of range.
     """
 
     smoothing: float | None = None
@@ -82,7 +82,7 @@ class SpeculationTuning(Options, frozen=True, kw_only=True):
     verdict_timeout: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse settings out of range."""
+        """Reject settings that are out of range."""
         if self.forecast not in get_args(Forecast):
             raise ConfigError(f"speculate: forecast: expected one of {', '.join(get_args(Forecast))}, got {self.forecast!r}")
         if self.smoothing is not None:
@@ -96,7 +96,7 @@ class SpeculationTuning(Options, frozen=True, kw_only=True):
 
 
 class SpeculationOptions(Options, frozen=True, kw_only=True):
-    """The settings of ``Speculate`` that estimates and machines depend on; described there."""
+    """The settings of ``Speculate`` that estimates and machines depend on; they are described there."""
 
     drafter: Drafter = "device"
     budget: float | None = None
@@ -110,7 +110,7 @@ class SpeculationOptions(Options, frozen=True, kw_only=True):
     tuning: SpeculationTuning = SpeculationTuning()
 
     def __post_init__(self) -> None:
-        """Refuse settings out of range."""
+        """Reject settings that are out of range."""
         if self.drafter not in get_args(Drafter):
             raise ConfigError(f"speculate: drafter: expected one of {', '.join(get_args(Drafter))}, got {self.drafter!r}")
         if self.budget is not None:
@@ -137,7 +137,7 @@ class SpeculationOptions(Options, frozen=True, kw_only=True):
 
     @property
     def is_parallel(self) -> bool:
-        """True if the device drafts on while the verdict is out."""
+        """True if the device continues to draft while waiting for the verdict."""
         return self.tuning.is_parallel and self.max_branches > 0
 
     @property
@@ -147,7 +147,7 @@ class SpeculationOptions(Options, frozen=True, kw_only=True):
         return _LAST_PATIENCES * self.patience if seconds is None else seconds
 
     def patience_before_the_end(self, timeouts: Timeouts, *, may_use_device: bool) -> float:
-        """Return ``last_patience`` at a verifier with these time limits. ``may_use_device``: the device may finish the answer."""
+        """Return ``last_patience`` for a verifier with these time limits. ``may_use_device``: True if the device may finish the answer."""
         if self.tuning.last_patience is not None:
             return self.tuning.last_patience
         seconds = _DEVICE_PATIENCES * self.patience if may_use_device else self.last_patience
@@ -166,7 +166,7 @@ class SpeculationOptions(Options, frozen=True, kw_only=True):
         return _VERDICT_TIMEOUTS * self.patience if seconds is None else seconds
 
     def with_profile(self, profile: PairProfile | None) -> Self:
-        """Return the options with a calibrated profile's measurements in the place of tuning settings that were not set."""
+        """Return the options with a calibrated profile's measurements for the tuning settings that weren't set."""
         if profile is None or self.is_lookup:
             return self
         tuning = self.tuning
@@ -183,7 +183,7 @@ class SpeculationOptions(Options, frozen=True, kw_only=True):
             tuning,
             prior=tuning.prior or prior,
             confidence_threshold=profile.confidence_threshold if is_usual else tuning.confidence_threshold,
-            chunks=tuning.chunks or (() if self.window is None or self.window == 1 else profile.chunks),  # which have four tokens
+            chunks=tuning.chunks or (() if self.window is None or self.window == 1 else profile.chunks),  # these have four tokens
         )
         return replace(self, tuning=measured)
 
@@ -191,8 +191,8 @@ class SpeculationOptions(Options, frozen=True, kw_only=True):
         """Return new estimates.
 
         Args:
-            budget: share of the drafted tokens that is verified, 0..1.
-            known: estimates under another budget, to begin with; None: nothing was measured yet.
+            budget: share of the drafted tokens that are verified, 0..1.
+            known: estimates under another budget to start from, or None if nothing has been measured.
         """
         prior = self.tuning.prior or (_LOOKUPS if self.is_lookup else None)
         if known is not None:
@@ -224,7 +224,7 @@ class SpeculationOptions(Options, frozen=True, kw_only=True):
 
 
 def _window(setting: object, budget: float, *, may_fuse: bool = True) -> WindowPolicy:
-    """Return the policy that a setting names. ``may_fuse``: the server may generate alone."""
+    """Return the policy that a setting names. ``may_fuse``: True if the server may generate alone."""
     match setting:
         case None:
             return Adaptive(may_fuse=may_fuse) if budget >= 1.0 else Static(1)
@@ -247,9 +247,9 @@ def _window(setting: object, budget: float, *, may_fuse: bool = True) -> WindowP
 
 
 def _stabiliser(policy: WindowPolicy, smoothing: float | None) -> Stabiliser:
-    """Return the stabiliser of a policy's proposals. A network's real numbers are smoothed, and its drafts have two tokens or more.
+    """Return the stabiliser of a policy's proposals. A network's real-valued proposals are smoothed, and it drafts at least two tokens.
 
-    A round that is tried although the network proposes fused mode must be worth one.
+    The reason for two: a round that is tried although the network proposes fused mode must be worthwhile.
     """
     is_learned = isinstance(policy, Adaptive)
     usual = SMOOTHING if is_learned else 1.0

@@ -1,6 +1,6 @@
 """The output of a speculated answer: text in chunks, paced for the reader and measured.
 
-The quality figures count the text that stayed, at the time when it was first shown.
+The quality figures count text that wasn't retracted, at the time when it was first shown.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ __all__ = ["SpeculativeOutput"]
 
 
 class SpeculativeOutput:
-    """Chunks for the reader of a speculated answer, from the machine's commands.
+    """Turns the machine's commands into chunks for the reader of a speculated answer.
 
     Args:
-        text: makes text of tokens.
+        text: turns tokens into text.
         delivery: paces and measures the output. It must be unpaced if drafts are shown.
-        names: name of the endpoint that makes the tokens of each origin.
+        names: for each origin, the name of the endpoint that makes its tokens.
         number: id of the answer in its chunks.
-        model: name of the model in them.
+        model: name of the model in its chunks.
 
     Attributes:
         delivery: paces and measures the output.
-        first: when the first text was shown, seconds; None: none was.
+        first: when the first text was shown, in seconds, or None if none was.
     """
 
     def __init__(self, text: IncrementalText, delivery: Delivery, names: Mapping[Origin, str], *, number: str, model: str) -> None:
@@ -42,7 +42,7 @@ class SpeculativeOutput:
         self._text = text
         self._names = names
         self._number, self._created, self._model = number, int(time.time()), model
-        self._shown: deque[tuple[float, TextPiece]] = deque()  # provisional pieces, and since when they are shown
+        self._shown: deque[tuple[float, TextPiece]] = deque()  # provisional pieces, and when they were first shown
         self._final: list[str] = []
         self._has_begun = False
 
@@ -57,7 +57,7 @@ class SpeculativeOutput:
         return "".join(self._final)
 
     def show(self, command: DeliverIds | CommitIds | RetractIds, *, now: float) -> list[Batch]:
-        """Return the chunks that a command gives the reader."""
+        """Return the chunks that a command produces for the reader."""
         match command:
             case DeliverIds(ids, origin):
                 events = self._text.deliver(ids, origin)
@@ -68,7 +68,7 @@ class SpeculativeOutput:
         return [batch for event in events for batch in self._show_text(event, now)]
 
     def finish(self, reason: str | None, *, now: float) -> list[Batch]:
-        """Return the last chunks. ``reason`` is "stop" or "length"; None: the answer failed."""
+        """Return the last chunks. ``reason`` is "stop" or "length", or None if the answer failed."""
         batches = [batch for event in self._text.finish() for batch in self._show_text(event, now)]
         if reason is not None:
             last = self._chunk([ChunkChoice(finish_reason="stop" if self.is_stopped else reason)], None)

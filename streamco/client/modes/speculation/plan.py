@@ -1,4 +1,4 @@
-"""Planning a speculated answer: whether a request can and should be speculated, and the parts that its answer is made of."""
+"""Plans speculated answers: decides whether a request can and should be speculated, and creates the parts of its answer."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ __all__ = ["PreparedSpeculation", "SpeculationPlanner", "names_of"]
 
 _DOES_NOT_PAY = "drafting doesn't pay now"
 _REASONS = "the model reasons before it answers, and looked-up drafts don't keep that apart"
-_MOST_WORTH = 3600.0  # seconds that a drafted token's energy counts for, if a second is worth nothing
-_RETRY_AFTER = 20  # answers made in another mode, because it is faster, before one is speculated against the forecast, to measure again
+_MOST_WORTH = 3600.0  # seconds that a drafted token's energy counts as, if a second is worth nothing
+_RETRY_AFTER = 20  # answers made in another, faster mode before one is speculated despite the forecast, to measure again
 
 
 class _EventBuffer:
-    """Events of a drafter, kept until the answer's driver takes them."""
+    """Buffers a drafter's events until the answer's driver takes them."""
 
     def __init__(self) -> None:
         self._waiting: list[SpeculationEvent] = []
@@ -73,31 +73,31 @@ class _EventBuffer:
             self._emit(event)
 
     def connect(self, emit: EmitEvent) -> None:
-        """Pass the events that have waited to ``emit`` now, and later events as they come."""
+        """Pass the buffered events to ``emit`` now, and later events as they come."""
         self._emit = emit
         for event in self._waiting:
             emit(event)
 
 
 class SpeculationPlanner(Planner):
-    """The plans of one client's speculated answers, and the estimates that they share.
+    """Plans one client's speculated answers, which share their estimates.
 
     Args:
-        given: how answers are speculated. With the options that the context's planner was given, and no new budget, both share their
-            estimates.
-        context: the client's part.
+        given: the options for speculation. If they equal the options of the planner in the context, and no new budget is given, both share
+            their estimates.
+        context: what the client passes to its planners.
         emit: what the readers of token streams get.
-        verifier: verifies the drafts; None: the first server does.
-        known: another planner of the client's endpoints, if the context knows none; None: there is none.
+        verifier: verifies the drafts; None uses the first server.
+        known: another planner for the client's endpoints, in case the context has none, or None.
 
     Attributes:
         binding: the device and the verifier.
-        options: as given, with what the profile has measured.
-        budget: share of the drafted tokens that is verified, 0..1.
-        estimates: what is believed about the pair of models.
+        options: as given, with the profile's measurements.
+        budget: share of the drafted tokens that are verified, 0..1.
+        estimates: the current estimates for the pair of models.
 
     Raises:
-        ConfigError: the verifier's URL is none, or ``joules_per_second_saved`` is a function that fails.
+        ConfigError: the verifier's URL is invalid, or ``joules_per_second_saved`` is a function that fails.
     """
 
     name = "speculate"
@@ -131,9 +131,9 @@ class SpeculationPlanner(Planner):
             self.estimates = self.options.estimates(self.budget, None if known is None else known.estimates)
         self._worth = _worth(self.options.joules_per_second_saved, known)
         seed = SystemRandom().getrandbits(64) if context.seed is None else context.seed
-        self._seed: int = (seed if known is None else known._seed) + bool(context.known)  # as other draws than the first client's
+        self._seed: int = (seed if known is None else known._seed) + bool(context.known)  # so that the draws differ from the first client's
         self._numbers = count(1)
-        self._raced = 0  # answers since one was speculated
+        self._raced = 0  # answers since the last speculated one
         self._times: AnswerTimes = AnswerTimes() if known is None else known._times
 
     def _bind(self, context: ModeContext) -> VerifierBinding:
@@ -160,7 +160,7 @@ class SpeculationPlanner(Planner):
 
     @property
     def problem(self) -> str:
-        """Why no answer can be made in this mode now."""
+        """Why no answer can be made in this mode at present."""
         return self.binding.problem
 
     async def start(self) -> None:
@@ -170,7 +170,7 @@ class SpeculationPlanner(Planner):
     # Before an answer
 
     async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> PreparedSpeculation | Obstacle:
-        """Return the answer, ready to start, or what is in the way."""
+        """Return the answer, ready to start, or why it can't be made."""
         terms = await self._terms(asked)
         if isinstance(terms, Obstacle):
             return terms
@@ -190,11 +190,11 @@ class SpeculationPlanner(Planner):
         except EndpointError as error:
             if not _is_about_prompt(error):
                 binding.record_problem(_problem_of(error))
-            return Obstacle(str(error), describe_error(error))  # a chat template's own error may quote the prompt
+            return Obstacle(str(error), describe_error(error))  # an error from a chat template may quote the prompt
         return PreparedSpeculation(asked, self, request=request, drafter=drafter, events=events, rule=rule, asked_at=asked_at)
 
     async def forecast(self, asked: AskedAnswer, weights: Weights) -> list[PlannedWay]:
-        """Return speculation as a way to make an answer, and what is predicted of it."""
+        """Return speculation as a way to make an answer, with its predictions."""
         terms, settings = await self._terms(asked), asked.settings
         prepare = partial(self.prepare, asked)
         if isinstance(terms, Obstacle):
@@ -227,7 +227,7 @@ class SpeculationPlanner(Planner):
             self._times.record(report, is_paced=asked.pace is not None)
 
     async def _terms(self, asked: AskedAnswer) -> tuple[SamplingOptions, Rule] | Obstacle:
-        """Return the sampling options of an answer, written out, and its acceptance rule, or what is in the way of speculation."""
+        """Return an answer's complete sampling options and its acceptance rule, or why it can't be speculated."""
         binding, request, facts = self.binding, asked.request, await asked.describe()
         await binding.start()
         if binding.problem:
@@ -241,7 +241,7 @@ class SpeculationPlanner(Planner):
         if binding.verifier is not None:
             self.expect(self.estimates, binding.verifier)
         sampling = resolve_sampling(request.sampling)
-        if sampling.max_tokens is None:  # a server's part in the answer is not known before, so that its limit is that of the whole
+        if sampling.max_tokens is None:  # a server's part of the answer isn't known in advance, so its limit is the whole answer's
             sampling = replace(sampling, max_tokens=request.server_limit)
         rule = acceptance_rule(sampling, self.budget, self.options)
         context_tokens = binding.drafter.capabilities.context_tokens or 0
@@ -255,13 +255,13 @@ class SpeculationPlanner(Planner):
 
     @property
     def misses_attention(self) -> bool:
-        """True if a filter needs the importance of drafts and the device's engine doesn't read it, so that confidence decides alone."""
+        """True if a filter needs the importance of drafts but the device's engine doesn't read it, so that only confidence decides."""
         needs_it = self.budget < 1.0 and self.options.offload in {"combined", "importance"}
         return needs_it and not getattr(self.binding.vocabulary, "reads_attention", True)
 
     @property
     def max_ahead(self) -> int:
-        """Drafts of a round that are sent before the verdict that they assume."""
+        """Drafts per round that are sent before the verdict that they assume."""
         return min(self.options.tuning.max_ahead, self.binding.facts.max_ahead) if self.estimates.is_lossless else 0
 
     def _pays(self) -> bool:
@@ -285,19 +285,19 @@ class SpeculationPlanner(Planner):
         return found or [self.estimates]
 
     def estimates_at(self, verifier: Verifier) -> SpeculationEstimates:
-        """Return the estimates of an answer at one of several verifiers."""
+        """Return the estimates for an answer at one of several verifiers."""
         estimates = self.estimates.at(verifier.name)
         self.expect(estimates, verifier)
         return estimates
 
     def expect(self, estimates: SpeculationEstimates, verifier: Verifier) -> None:
-        """Set what a verifier's rounds cost and how far it is, as probes found."""
+        """Set the cost of a verifier's rounds and the distance to it, as measured by probes."""
         if self.options.tuning.prior is None and verifier.rtt is not None:
             estimates.expect_rtt(verifier.rtt)
         estimates.expect_row_costs(None if verifier.facts is None else verifier.facts.row_costs)
 
     def _token_energy(self, asked: AskedAnswer) -> float:
-        """Return the seconds that the energy of a drafted token is worth; 0: energy doesn't count."""
+        """Return the seconds that the energy of a drafted token is worth; 0 if energy doesn't count."""
         if self._worth is None or self.options.is_lookup:
             return 0.0
         joules, rate = asked.settings.planner.costs()(self.binding.device, 0, 1, 0).device_joules, self._worth.read(now=monotonic())
@@ -308,14 +308,14 @@ class SpeculationPlanner(Planner):
     # After an answer
 
     def record_verifier_outcome(self, driver: SpeculationDriver) -> None:
-        """Mark the verifier as unusable if it failed in this answer or stayed unreachable beyond the patience."""
+        """Mark the verifier as unusable if it failed during this answer or was unreachable for longer than the patience."""
         if (error := driver.failures.get("verifier")) is not None:
             self.binding.record_problem(str(error))
         elif (problem := self.absence(driver)) and self.binding.verifier is not None:
             self.binding.record_problem(f"{self.binding.verifier.name}: {problem}")
 
     def absence(self, driver: SpeculationDriver) -> str:
-        """Return how long the verifier was expected in vain when an answer ended; "": not beyond the patience."""
+        """Return how long an answer waited for a missing verifier, as a clause, or "" if not longer than the patience."""
         patience = min(self.options.patience, self.options.last_patience)
         if driver.unconnected < patience:
             return ""
@@ -336,17 +336,17 @@ class SpeculationPlanner(Planner):
                     self.estimates.record_remote(attempt.tokens - 1, span)
 
     def next_draws(self) -> Random:
-        """Return the random numbers of the next answer."""
+        """Return the random generator for the next answer."""
         return Random(f"{self._seed}/{next(self._numbers)}")
 
 
 class PreparedSpeculation(Prepared[SpeculationDriver]):
-    """A speculated answer before its start. The device reads its prompt already.
+    """A speculated answer before its start. The device is already reading its prompt.
 
     Args:
-        asked: the answer as it was asked for.
-        planner: the client's.
-        request: the request, with its sampling options written out.
+        asked: the request for the answer.
+        planner: the client's planner.
+        request: the request, with complete sampling options.
         drafter: drafts on the device.
         events: the drafter's events.
         rule: the verifier's acceptance rule.
@@ -400,13 +400,13 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
         return driver
 
     def note(self, driver: SpeculationDriver) -> None:
-        """Add what happened other than asked to the answer's notes."""
+        """Add whatever wasn't served as asked to the answer's notes."""
         degradations, notes = self.asked.settings.degradations, self.asked.notes
         note_speculation(degradations, notes, driver, driver.report(), absence=self._planner.absence(driver))
 
     async def aclose(self) -> None:
         """Release what was prepared."""
-        if not self._has_started:  # else the drafter is the driver's
+        if not self._has_started:  # otherwise the drafter belongs to the driver
             await self._drafter.aclose()
 
     @property
@@ -421,7 +421,7 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
         return is_able and settings.on_failure != "raise" and settings.degradations.rule != "raise"
 
     def _why_without_drafts(self) -> str:
-        """Return why the reader gets no drafts, though ``emit`` is "draft"; "": it gets them, or didn't ask for them."""
+        """Return why the reader gets no drafts although ``emit`` is "draft"; "" if it gets them, or didn't ask for them."""
         if self._planner.emit != "draft":
             return ""
         if self.asked.pace is not None:
@@ -429,7 +429,7 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
         return "" if self.asked.shows_drafts else "chunks can't be taken back"
 
     def _make_driver(self, record: Callable[[SpeculationDriver], None], observed: ObservedAnswer) -> SpeculationDriver:
-        """Return the answer's driver, not started.
+        """Return the answer's driver, not yet started.
 
         Args:
             record: called when all work has ended.
@@ -500,7 +500,7 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
     def _machine_options(self, vocabulary: TokenVocabulary, verifier: Verifier) -> SpeculationMachineOptions:
         planner, options, facts, timeouts = self._planner, self._planner.options, self._planner.binding.facts, verifier.timeouts
         held = vocabulary.info.context_tokens
-        context_tokens = min(held, facts.context_tokens or held)  # of prompt and answer
+        context_tokens = min(held, facts.context_tokens or held)  # for prompt and answer
         free_tokens, max_tokens = max(1, context_tokens - self._prompt_tokens), self._request.sampling.max_tokens
         shows_drafts = planner.emit == "draft" and not self._why_without_drafts()
         return SpeculationMachineOptions(
@@ -512,7 +512,7 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
             is_lookup=options.is_lookup,
             is_adaptive=options.is_adaptive,
             may_begin_by_stream=options.tuning.may_begin_by_stream and not options.is_lookup,
-            is_parallel=options.is_parallel and (planner.max_ahead > 0 or not options.is_lookup),  # to look up again takes no time
+            is_parallel=options.is_parallel and (planner.max_ahead > 0 or not options.is_lookup),  # looking up again takes no time
             branch_kinds=options.tuning.branch_kinds,
             max_branches=options.max_branches,
             max_ahead=planner.max_ahead,
@@ -528,19 +528,19 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
 
 
 def _is_about_prompt(error: EndpointError) -> bool:
-    """Return True if a prompt was refused, so that others may well be read."""
+    """Return True if only this prompt was refused, so that others may work."""
     return isinstance(error, EngineError) or (isinstance(error, EndpointStatusError) and 400 <= error.status < 500)
 
 
 def _problem_of(error: EndpointError) -> str:
-    """Return why prompts can't be read, for the log: without what a server says in an error, which may quote the prompt."""
+    """Return why prompts can't be read, for the log: without a server's error message, which may quote the prompt."""
     if isinstance(error, EndpointStatusError):
         return f"{error.endpoint}: expected a prompt's ids, got {describe_error(error)}"
     return str(error)
 
 
 def _budget(options: SpeculationOptions, context: ModeContext) -> float:
-    """Return the share of the drafted tokens that is verified, 0..1. A budget that the client has just been given counts first."""
+    """Return the share of the drafted tokens that are verified, 0..1. A budget that the client has just been given takes precedence."""
     if options.is_lookup:
         return 1.0
     given = context.budget if context.is_new or options.budget is None else options.budget
@@ -548,7 +548,7 @@ def _budget(options: SpeculationOptions, context: ModeContext) -> float:
 
 
 def _between(device: float | None, server: float | None, share: float) -> float | None:
-    """Return the quality of answers of which a server verifies a share: on the line between both, as nothing measured says otherwise."""
+    """Return the quality of answers if a server verifies a share of them: interpolated linearly, for lack of measurements."""
     if share >= 1.0:
         return server
     return None if device is None or server is None else device + share * (server - device)
@@ -561,13 +561,13 @@ def _is_faster(estimates: SpeculationEstimates) -> bool:
 
 
 def names_of(device: Endpoint, verifier: Verifier) -> dict[Origin, str]:
-    """Return the name of the endpoint that makes the tokens of each origin."""
+    """Return, for each origin, the name of the endpoint that makes its tokens."""
     names: dict[Origin, str] = dict.fromkeys(("draft", "accepted", "device"), device.name)
     return names | dict.fromkeys(("corrected", "bonus", "remote"), verifier.name)
 
 
 def _worth(setting: RateSetting | None, known: SpeculationPlanner | None) -> CurrentRate | None:
-    """Return what a second is worth; clients of one device share it, so that a function is asked no more often."""
+    """Return the value of a second; clients of one device share it, so that a function isn't called more often."""
     if setting is None:
         return None
     if known is not None and known.options.joules_per_second_saved == setting and known._worth is not None:
@@ -579,7 +579,7 @@ def _opener(
     find_remote: Callable[[], Endpoint | None], asked: Request, prompt_ids: Sequence[int]
 ) -> Callable[[tuple[int, ...], int | None], EndpointStream]:
     def open_stream(ids: Sequence[int], max_tokens: int | None) -> EndpointStream:
-        remote = find_remote()  # an answer that has moved has another one
+        remote = find_remote()  # an answer that has moved to another verifier has another one
         if remote is None:
             raise EndpointError("expected a server that generates alone, got none")
         sampling = replace(asked.sampling, stop=(), max_tokens=max_tokens)  # the client looks for stop strings

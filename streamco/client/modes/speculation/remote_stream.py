@@ -1,4 +1,4 @@
-"""Reads the remote stream: the target model generates alone while drafting doesn't pay or the verifier is gone."""
+"""Reads the remote stream, in which the target model generates alone while drafting doesn't pay or the verifier is lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streamco.events import StreamEnded, TokensReceived
 __all__ = ["OpenRemoteStream", "RemoteStreamReader", "RemoteStreamEvent", "RemoteStreamPart"]
 
 OpenRemoteStream = Callable[[tuple[int, ...], int | None], EndpointStream]
-"""Opens a plain stream after these tokens of the answer; the second argument is its maximum of tokens, None: no maximum."""
+"""Opens a plain stream after these tokens of the answer; the second argument is its maximum number of tokens, or None."""
 
 RemoteStreamEvent = RemoteTokensReceived | RemoteEnded | RemoteFailed
 
@@ -27,9 +27,9 @@ class RemoteStreamPart(Struct, kw_only=True):
     Args:
         opened: time of the start, seconds on the driver's clock.
         read: tokens of the prompt and of the answer before this stream.
-        cached: number of ``read`` tokens that the server had in its cache.
+        cached: how many of the ``read`` tokens the server had in its cache.
         made: tokens that the stream generated.
-        is_estimated: True if the server has not reported its usage, or zero tokens where some came.
+        is_estimated: True if the server hasn't reported its usage, or reported zero although tokens came.
     """
 
     opened: float
@@ -43,12 +43,12 @@ class RemoteStreamReader:
     """Reads one answer's remote streams, one at a time; owned by the answer's driver.
 
     Args:
-        open_stream: opens a remote stream; None: there is no server for it.
+        open_stream: opens a remote stream, or None if there is no server for it.
         name: the endpoint's name, for errors.
         prompt_tokens: tokens of the prompt.
-        vocabulary_size: number of ids that the server may give; None: any id.
-        emit: takes events; never called from inside ``begin``.
-        spawn: runs a task, which the driver awaits.
+        vocabulary_size: number of token ids that the server may use; None allows any id.
+        emit: called with events, never from inside ``begin``.
+        spawn: starts a task, which the driver awaits.
 
     Attributes:
         parts: the streams' tokens, in order.
@@ -90,21 +90,21 @@ class RemoteStreamReader:
         self._running[command.version] = self._spawn(self._read(command.version, stream, part), f"streamco read {self._name}"), stream
 
     def pause(self) -> None:
-        """Stop reading; then the connection slows the endpoint down."""
+        """Stop reading, so that the connection slows the endpoint down."""
         self._may_read.clear()
 
     def resume(self) -> None:
-        """Continue to read after a pause."""
+        """Continue reading after a pause."""
         self._may_read.set()
 
     def end(self, version: int) -> None:
-        """Cancel a stream; no event of it comes after that."""
+        """Cancel a stream; it emits no more events."""
         task, stream = self._running.pop(version, (None, None))
         if task is not None and stream is not None:
             self._spawn(_cancel(task, stream), f"streamco cancel {self._name}")
 
     def end_all(self) -> None:
-        """Cancel all streams that run."""
+        """Cancel all running streams."""
         for version in list(self._running):
             self.end(version)
 
@@ -116,7 +116,7 @@ class RemoteStreamReader:
                     self._check(ids)
                     part.made += len(ids)
                     self._emit(RemoteTokensReceived(version, ids))
-        except Exception as error:  # noqa: BLE001  what is no failure of the endpoint ends this task, and with it the answer
+        except Exception as error:  # noqa: BLE001  an error that isn't the endpoint's failure ends this task, and so the answer
             self._emit(RemoteFailed(version, failure_of(error, self._name)))
             return
         _record_usage(part, event)
@@ -159,6 +159,6 @@ def _ids_of(event: TokensReceived, endpoint: str) -> tuple[int, ...]:
 def _record_usage(part: RemoteStreamPart, event: StreamEnded) -> None:
     if (usage := event.usage) is not None:
         details = usage.prompt_tokens_details
-        part.is_estimated = not usage.prompt_tokens or (part.made > 0 and not usage.completion_tokens)  # zero is no count of what came
+        part.is_estimated = not usage.prompt_tokens or (part.made > 0 and not usage.completion_tokens)  # zero is wrong if tokens came
         part.read, part.made = usage.prompt_tokens or part.read, usage.completion_tokens or part.made
         part.cached = (details.cached_tokens or 0) if details else 0

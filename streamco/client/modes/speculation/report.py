@@ -1,4 +1,4 @@
-"""The report of a speculated answer: which endpoints made its tokens, what they cost, and what drafting and verifying took."""
+"""Builds the report of a speculated answer: which endpoints made its tokens, their cost, and the figures on drafting and verifying."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ __all__ = [
 
 
 class _VerifierCounts(Struct, frozen=True, kw_only=True):
-    """An answer's counts until it left a verifier, or until now; those at earlier verifiers are included.
+    """An answer's counts up to the time it left a verifier, or until now, including earlier verifiers.
 
     Args:
         remote: the verifier's remote endpoint, which has its prices.
-        verified: tokens that verdicts computed.
-        given: committed tokens that rounds gave it to read.
-        has_read: one of the verifiers has read the prompt.
-        read_again: tokens that were read because the answer had moved.
+        verified: tokens computed for verdicts.
+        given: committed tokens that rounds sent for reading.
+        has_read: True if one of the verifiers has read the prompt.
+        read_again: tokens that were read again because the answer had moved.
         streams: remote streams that were opened.
     """
 
@@ -54,7 +54,7 @@ class _VerifierCounts(Struct, frozen=True, kw_only=True):
 
 
 class _VerifierWork(NamedTuple):
-    """What one verifier did for an answer: tokens that it read, how many of them were cached, and tokens that it computed."""
+    """The work of one verifier for an answer: tokens that it read, how many of them were cached, and tokens that it computed."""
 
     remote: Endpoint | None
     read: int
@@ -63,20 +63,20 @@ class _VerifierWork(NamedTuple):
 
 
 class SpeculationProgress(Struct, frozen=True, kw_only=True):
-    """How far an answer has come, by its driver. Times are in seconds on the driver's clock.
+    """How far an answer has come, as its driver records it. Times are in seconds on the driver's clock.
 
     Args:
-        report: the machine's own tally.
-        meter: has measured what the reader got.
-        streams: what the remote streams read and generated, in order.
+        report: the machine's own figures.
+        meter: has measured what the reader received.
+        streams: the tokens that the remote streams read and generated, in order.
         bytes_up, bytes_down: bytes sent to the verifiers and received from them.
-        began, finished: when the answer began and ended for its reader; ``finished`` None: not yet.
-        first: when the first token came to the reader; None: not yet.
-        finish_reason: "stop" or "length"; None: not finished, or failed.
+        began, finished: when the answer began and ended for its reader; ``finished`` is None until then.
+        first: when the first token reached the reader; None until then.
+        finish_reason: "stop" or "length"; None if not finished, or failed.
         dropped: tokens that were held for the pace when the reader left.
-        error: the error that it ended with; None: no error.
-        was_left: the reader left before the end.
-        is_final: the answer and all its work have ended.
+        error: the error that it ended with, or None.
+        was_left: True if the reader left before the end.
+        is_final: True if the answer and all its work have ended.
     """
 
     report: SpeculationReport
@@ -95,20 +95,20 @@ class SpeculationProgress(Struct, frozen=True, kw_only=True):
 
 
 class SpeculationRecord(Struct, kw_only=True):
-    """What the report of a speculated answer is made of, beside the answer's progress.
+    """The data that the report of a speculated answer needs besides the answer's progress.
 
     Args:
         prompt_tokens: tokens of the prompt.
         rule: the verifier's acceptance rule.
-        is_exact: True if that rule keeps its promise at this verifier.
-        is_lookup: drafts are looked up, which takes no energy and reads no prompt.
+        is_exact: True if this verifier applies the rule exactly.
+        is_lookup: True if drafts are looked up, which takes no energy and reads no prompt.
         device: the endpoint that drafts.
         verifier: the verifier of the drafts.
-        server: the server with the prices, if the verifier has none; None: there is none.
-        cost: what tokens cost at an endpoint.
+        server: the server that has the prices if the verifier has none, or None.
+        cost: returns the cost of tokens at an endpoint.
         budget: share of the drafts to be verified, 0 to 1.
-        share: realised share of this client so far; None: nothing was drafted yet.
-        left: counts of the answer when it moved away from a verifier, for each move.
+        share: this client's actual share so far, or None if nothing has been drafted.
+        left: the answer's counts each time that it moved away from a verifier.
     """
 
     prompt_tokens: int
@@ -129,7 +129,7 @@ class SpeculationRecord(Struct, kw_only=True):
 
 
 def speculation_report(progress: SpeculationProgress, record: SpeculationRecord, *, now: float) -> Report:
-    """Return the report of an answer, finished or not. ``now`` is on the driver's clock, seconds."""
+    """Return the report of an answer, finished or not. ``now`` is in seconds on the driver's clock."""
     meter, cost = progress.meter, speculation_cost(progress, record)
     first = progress.first
     span = (meter.last - meter.first) if meter.first is not None and meter.last is not None else 0.0
@@ -190,7 +190,7 @@ def speculation_cost(progress: SpeculationProgress, record: SpeculationRecord) -
 
 
 def _reason(report: SpeculationReport, device: str, verifier: str, rule: str) -> str:
-    """Return how the answer is generated, and why not by drafts if no draft has been verified."""
+    """Return how the answer is generated and, if no draft has been verified, why not."""
     if report.remote and not report.verified:
         return f"{verifier} generates alone: {report.why_remote}"
     return f"{device} drafts, {verifier} verifies by {rule}"
@@ -224,11 +224,11 @@ def _device_part(progress: SpeculationProgress, record: SpeculationRecord) -> En
 
 
 def _verifier_part(progress: SpeculationProgress, record: SpeculationRecord) -> EndpointReport:
-    """Return the verifier's part. Every token that it computed counts as a completion token.
+    """Return the verifier's part in the report. Every token that it computed counts as a completion token.
 
     The prompt counts once, and as cached whenever the remote stream continued the answer. Committed tokens that the verifier only had to
-    read count with the prompt, and so does what another verifier had to read because the answer moved to it. If the answer moved, the
-    tokens are those of all its verifiers, and the cost is the sum of theirs.
+    read count with the prompt, and so do tokens that another verifier had to read because the answer moved to it. If the answer moved, the
+    tokens and the cost are the sums over all its verifiers.
     """
     report, verifier, parts = progress.report, record.verifier, progress.streams
     works = _verifier_works(progress, record)
@@ -253,7 +253,7 @@ def _verifier_part(progress: SpeculationProgress, record: SpeculationRecord) -> 
 
 
 def _verifier_works(progress: SpeculationProgress, record: SpeculationRecord) -> list[_VerifierWork]:
-    """Return what each verifier that the answer was at did for it, in order. A remote stream counts where it was opened."""
+    """Return the work of each verifier that the answer used, in order. A remote stream counts where it was opened."""
     report, parts = progress.report, progress.streams
     was_asked = progress.bytes_up > 0 or report.rounds > 0
     unread = max(0, report.device - report.given)
@@ -278,7 +278,7 @@ def _verifier_works(progress: SpeculationProgress, record: SpeculationRecord) ->
 
 
 def _cost_of(works: Sequence[_VerifierWork], record: SpeculationRecord) -> tuple[float | None, float | None]:
-    """Return (money, unified cost) of what verifiers did, each at its own prices; None: not known."""
+    """Return the money and the unified cost of the verifiers' work, each at its own prices; None if not known."""
     costs = []
     for work in [work for work in works if work.read or work.computed] or works[-1:]:
         priced = priced_endpoint(work.remote, record.server)
@@ -289,7 +289,7 @@ def _cost_of(works: Sequence[_VerifierWork], record: SpeculationRecord) -> tuple
 
 
 def _counts_at(remote: Endpoint | None, progress: SpeculationProgress, record: SpeculationRecord) -> _VerifierCounts:
-    """Return an answer's counts so far. ``remote``: the remote endpoint of its present verifier."""
+    """Return an answer's counts so far. ``remote``: the remote endpoint of its current verifier."""
     report = progress.report
     return _VerifierCounts(
         remote=remote,
@@ -318,12 +318,12 @@ def _waste(progress: SpeculationProgress) -> tuple[int, int]:
 
 
 def _cached(parts: Sequence[RemoteStreamPart], *, was_asked: bool, unread: int) -> int:
-    """Return how many of the tokens that the remote streams read were cached: as the server reports, else all that it had seen before.
+    """Return how many of the tokens read by remote streams were cached: as the server reports, or else all it had seen before.
 
     Args:
         parts: the remote streams.
-        was_asked: the verifier was asked for verdicts.
-        unread: tokens of the answer that the device committed and the server was never given.
+        was_asked: True if the verifier was asked for verdicts.
+        unread: tokens of the answer that the device committed and the server never received.
     """
     cached, is_known = 0, was_asked
     for part in parts:
@@ -336,7 +336,7 @@ def _cached(parts: Sequence[RemoteStreamPart], *, was_asked: bool, unread: int) 
 
 
 def priced_endpoint(remote: Endpoint | None, server: Endpoint | None) -> Endpoint | None:
-    """Return the endpoint that prices the verifier's tokens: the verifier's own if it has prices, else the server beside it."""
+    """Return the endpoint that prices the verifier's tokens: the verifier's own if it has prices, or else the server."""
     return remote if remote is not None and remote.prices.completion is not None else server or remote
 
 
@@ -362,7 +362,7 @@ def speculation_figures(
     is_exact: bool,
     verifiers: tuple[str, ...] = (),
 ) -> SpeculationFigures:
-    """Return a machine's report as users see it. ``is_exact``: the verifier keeps its rule exactly."""
+    """Return a machine's report as users see it. ``is_exact``: True if the verifier applies its rule exactly."""
     return SpeculationFigures(
         acceptance=report.acceptance,
         offloaded_share=report.offloaded_share,

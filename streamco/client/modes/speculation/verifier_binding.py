@@ -1,4 +1,4 @@
-"""Binding a verifier to a client's device: finding it, probing whether the two fit, and probing again after a failure."""
+"""Binds a verifier to a client's device: finds it, probes whether the two fit, and probes again after a failure."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 __all__ = ["VerifierBinding", "VerifierSetting", "drafting_engine_options", "reserve_places"]
 
 VerifierSetting = str | Verifier | Sequence[str | Verifier] | None
-"""A verifier, or its URL; several of one model: answers are spread over them (``VerifierPool``). None: the first server verifies."""
+"""A verifier or its URL, or several with one model, over which answers are spread (``VerifierPool``); None: the first server."""
 
 _log = logging.getLogger("streamco")
 
 
-HELD_SEQUENCES = 8  # token sequences of a device for one answer at a time: the trunk, six branches, and one to spare
+HELD_SEQUENCES = 8  # token sequences that a device needs for one answer at a time: the trunk, six branches, and a spare one
 _PROBE_AGAIN = 30.0  # seconds after which an unusable verifier is probed again
 
 
@@ -44,9 +44,9 @@ def drafting_engine_options(
     """Return an engine's options with what drafting needs.
 
     Args:
-        options: the engine's.
-        budget: share of the drafted tokens that is verified, 0..1.
-        sequences: token sequences for drafts.
+        options: the engine's options.
+        budget: share of the drafted tokens that are verified, 0..1.
+        sequences: number of token sequences for drafts.
         offload: filters that choose the drafts to verify. If they need attention and the budget is below 1, the engine reads it.
     """
     layers = LAYERS if budget < 1.0 and offload in {"combined", "importance"} else ()
@@ -54,13 +54,13 @@ def drafting_engine_options(
 
 
 def reserve_places(device: Endpoint | None, budget: float, *, offload: OffloadRule, branches: int = HELD_SEQUENCES - 2) -> None:
-    """Give a device's model places for drafts when it is loaded, unless its options have some. A loaded model stays as it is.
+    """Reserve sequences for drafts when a device's model is loaded, unless its options already do. A loaded model stays as it is.
 
     Args:
-        device: the endpoint; another one than a ``DeviceEndpoint`` can't draft, and nothing happens.
-        budget: share of the drafted tokens that is verified, 0..1.
+        device: the endpoint; does nothing unless it is a ``DeviceEndpoint``, because others can't draft.
+        budget: share of the drafted tokens that are verified, 0..1.
         offload: filters that choose the drafts to verify.
-        branches: branches of a draft; with more than usual, the device gets more places.
+        branches: branches of a draft; if there are more than usual, the device gets more sequences.
     """
 
     def with_places(options: EngineOptions) -> EngineOptions:
@@ -88,29 +88,29 @@ class _Probes(LoopState):
             await asyncio.wait([self.task])
 
     def forget(self, task: asyncio.Task[None]) -> None:
-        """Forget a probe in the background that is over."""
+        """Forget a background probe that is over."""
         self.task = None
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
 
 
 class VerifierBinding:
-    """The verifier of a client and its fitness for the device; shared by clients from ``with_options``.
+    """A client's verifier, and whether it fits the device; shared by clients from ``with_options``.
 
     Args:
-        setting: the verifier as it was given to ``Speculate``.
-        device: the endpoint that drafts; None: there is none.
-        is_lookup: drafts are looked up, in the verifier's vocabulary; the device need not draft.
-        servers: endpoints, of which the first may be a verifier.
-        may_warn: problems are logged as warnings, each once.
+        setting: the verifier as given to ``Speculate``.
+        device: the endpoint that drafts, or None.
+        is_lookup: True if drafts are looked up, in the verifier's vocabulary, so that the device needn't draft.
+        servers: the servers, the first of which may be a verifier.
+        may_warn: True to log problems as warnings, each once.
 
     Attributes:
-        verifier: the verifier; None: not found yet.
-        server: the first server; None: there is none.
-        problem: why answers can't be speculated; "": they can.
+        verifier: the verifier, or None if it hasn't been found.
+        server: the first server, or None.
+        problem: why answers can't be speculated, or "" if they can.
 
     Raises:
-        ConfigError: the setting is no valid URL.
+        ConfigError: the setting isn't a valid URL.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class VerifierBinding:
 
     @property
     def drafter(self) -> DeviceEndpoint | LookupEndpoint:
-        """The device that drafts, or what looks drafts up in its place."""
+        """The endpoint that drafts: the device, or the one that looks drafts up."""
         return self.device if self._lookup is None else self._lookup
 
     @property
@@ -156,18 +156,18 @@ class VerifierBinding:
 
     @property
     def facts(self) -> VerifierFacts:
-        """Facts that the verifier gave when it was probed; ``problem`` must be ""."""
+        """The facts that the verifier reported when it was probed; ``problem`` must be ""."""
         if self.verifier is None or self.verifier.facts is None:
             raise AssertionError("a verifier without a problem was probed")
         return self.verifier.facts
 
     @property
     def rtt(self) -> float | None:
-        """The round trip to the verifier in seconds; None: not measured."""
+        """The round-trip time to the verifier in seconds, or None if it hasn't been measured."""
         return None if self.verifier is None else self.verifier.rtt
 
     def assign(self) -> Verifier:
-        """Return the verifier of one answer: one of several, or the only one."""
+        """Return the verifier for one answer: one of several, or the only one."""
         if isinstance(self.verifier, VerifierPool):
             return AssignedVerifier(self.verifier)
         if self.verifier is None:
@@ -181,16 +181,16 @@ class VerifierBinding:
         return frozenset(name for name in names if name)
 
     async def start(self) -> None:
-        """Find and probe the verifier, once in each event loop; a failure becomes ``problem``. The device must be started."""
+        """Find and probe the verifier, once per event loop; a failure is stored in ``problem``. The device must have started."""
         probes = self._probes.get()
         async with probes.lock:
             if probes.at is None:
                 await self._probe()
 
     def record_problem(self, problem: str) -> None:
-        """Record a problem that an answer had with the verifier. The next answers are not speculated until it was probed again.
+        """Record a problem that an answer had with the verifier. The next answers aren't speculated until it has been probed again.
 
-        Of several verifiers, those that failed are left out already. As long as another one is free, the next answers go there.
+        If there are several verifiers, the failed ones are already left out. As long as another one is free, the next answers go there.
         """
         if isinstance(self.verifier, VerifierPool) and self.verifier.is_free:
             return
@@ -221,11 +221,11 @@ class VerifierBinding:
     async def _probe_again(self) -> None:
         try:
             await self._probe()
-        except UsageError as error:  # the server was started again with a model of another vocabulary
+        except UsageError as error:  # the server was restarted with a model that has another vocabulary
             self._set_problem(str(error))
 
     def _set_problem(self, problem: str) -> None:
-        """Set ``problem``; log it only once, however many probes fail."""
+        """Set ``problem``, and log it only once, however many probes fail."""
         is_new = not self._was_probed or not self.problem
         self.problem, self._was_probed = problem, True
         if (probes := self._probes.current) is not None:
@@ -234,7 +234,7 @@ class VerifierBinding:
             _log.warning("answers are not speculated: %s", problem)
 
     async def _find(self) -> str:
-        """Find and probe the verifier; return what is wrong, or ""."""
+        """Find and probe the verifier; return the problem, or ""."""
         if not self._is_lookup and (problem := self._why_no_device()):
             return problem
         if self.verifier is None:
@@ -253,7 +253,7 @@ class VerifierBinding:
         return ""
 
     def _why_no_device(self) -> str:
-        """Return why the device can't draft; "": it can."""
+        """Return why the device can't draft, or "" if it can."""
         if not isinstance(self._device, DeviceEndpoint):
             return "no device" if self._device is None else f"{self._device.name} can't draft"
         if self._device.engine is None:
@@ -265,10 +265,10 @@ class VerifierBinding:
         return ""
 
     async def _find_vocabulary(self, verifier: Verifier) -> LookupEndpoint:
-        """Return what looks drafts up: in the vocabulary that the verifier tells, else in that of the device's model.
+        """Return the endpoint that looks drafts up, in the vocabulary that the verifier reports or else the device model's vocabulary.
 
         Raises:
-            EndpointError: the verifier doesn't answer.
+            EndpointError: the verifier doesn't reply.
             VerifierError: there is no vocabulary to look drafts up in.
         """
         device = self._device if isinstance(self._device, DeviceEndpoint) else None
@@ -299,10 +299,10 @@ def _make_verifier(setting: VerifierSetting) -> Verifier | None:
 
 
 async def _find_at_server(server: OpenAIEndpoint) -> Verifier | None:
-    """Return the verifier at a server's address; None: the server can't verify.
+    """Return the verifier at a server's address, or None if the server can't verify.
 
     Raises:
-        EndpointError: it doesn't answer.
+        EndpointError: it doesn't reply.
     """
     from streamco.endpoints.verifiers.discovery import find_verifier
 

@@ -1,1 +1,1 @@
-"""Answers of a model whose ends are on the device and whose middle is at servers (HAT)."""
+"""Answers of a model whose ends run on the device and whose middle runs on servers (HAT)."""

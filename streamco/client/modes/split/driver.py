@@ -1,7 +1,7 @@
 """Runs one answer of a split model for its reader: the model's machine on one side, a queue of deliveries on the other.
 
-At a pace, a task reads the model's stream, and a timer releases what is due. At none, the reader's own task reads the stream once the first
-token has come. So a reader that pauses slows the model down, by the engine's full ring.
+With a pace, a task reads the model's stream, and a timer releases what is due. Without one, the reader's own task reads the stream once the
+first token has arrived. So a reader that pauses slows the model down, because the engine's ring fills up.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class SplitAnswerDriver(SplitDriver):
     Args:
         endpoint: the model, started.
         request: the request to it.
-        facts: what is known of the prompt.
-        pace: tokens per second at the reader; "smooth": as they come, but evenly; None: deliver at once.
-        reader_rate: tokens per second of the virtual reader that quality is measured with; None: the pace, or the reading speed.
-        max_held: number of tokens that may be held for the pace or wait for the reader; above it, the model is not read on.
+        facts: what is known about the prompt.
+        pace: tokens per second at the reader; "smooth" sends text evenly at the rate that it arrives; None sends it as soon as it arrives.
+        reader_rate: tokens per second of the virtual reader that quality is measured with; None uses the pace or the reading speed.
+        max_held: number of tokens that may be held for the pace or wait for the reader; above it, reading from the model stops.
         on_over: called once when the answer and all its work have ended.
-        on_open: returns the request that the endpoint really gets; None: the one that is given.
-        write_line: takes a line for what a log has of the model's work: its start, its end, a failure, a cancel; None: there is no log.
-        clock: seconds, monotonic; None: the system's, or the loop's if the loop has one of its own (virtual time).
-        log: takes every step of the machine, for replay; None: none is kept.
+        on_open: returns the request that is actually sent to the endpoint; None sends it unchanged.
+        write_line: writes a log line about the model's work: its start, its end, a failure, a cancel; None if there is no log.
+        clock: a monotonic clock in seconds; None uses the system's, or the loop's if the loop doesn't use the system's (virtual time).
+        log: records every step of the machine, for replay; None records nothing.
 
     Attributes:
         endpoint: as given.
@@ -80,12 +80,12 @@ class SplitAnswerDriver(SplitDriver):
         self._max_held = max_held
         self._queue = DeliveryQueue()
         self._early: list[ChatCompletionChunk] = []  # chunks before the first one with content
-        self._texts: list[str] = []  # of all others
-        self._stream: SplitStream | None = None  # None: not begun, or its work has ended
+        self._texts: list[str] = []  # texts of all other chunks
+        self._stream: SplitStream | None = None  # None if it hasn't begun, or its work has ended
         self._reader: asyncio.Task[None] | None = None
-        self._is_direct = False  # the reader's own task reads the stream
-        self._is_complete = False  # the model has ended; tokens may still be held for the pace
-        self._paused: asyncio.Future[None] | None = None  # done when the stream may be read on
+        self._is_direct = False  # True if the reader's own task reads the stream
+        self._is_complete = False  # True if the model has ended; tokens may still be held for the pace
+        self._paused: asyncio.Future[None] | None = None  # done when reading from the stream may continue
         self._final: Report | None = None
 
     def start(self) -> None:
@@ -112,7 +112,7 @@ class SplitAnswerDriver(SplitDriver):
 
     @property
     def has_changed_hands(self) -> bool:
-        """Always False: one model makes the whole answer, whichever servers have its middle."""
+        """Always False: one model makes the whole answer, whichever servers run its middle."""
         return False
 
     async def next_batch(self) -> Batch | None:
@@ -130,7 +130,7 @@ class SplitAnswerDriver(SplitDriver):
             self._queue.check_end()
 
     def leave(self) -> None:
-        """Stop all work of this answer without waiting; drop what was not read. Must be called in the loop's thread."""
+        """Stop all work of this answer without waiting, and drop everything unread. Must be called in the loop's thread."""
         if self._queue.has_left:
             return
         self.progress.was_left = not self._queue.has_finished
@@ -143,7 +143,7 @@ class SplitAnswerDriver(SplitDriver):
         self._end_if_idle()
 
     async def _read(self) -> None:
-        """Wait until the queue has a delivery or the end, and read the stream for it if no task does."""
+        """Wait until the queue has a delivery or the end, and read the stream meanwhile if no task does."""
         queue = self._queue
         queue.begin_reading()
         try:
@@ -154,8 +154,8 @@ class SplitAnswerDriver(SplitDriver):
                     continue
                 try:
                     event = await stream.receive()
-                except Exception as error:  # noqa: BLE001  it may be any
-                    if self._is_direct:  # else another task has closed this answer
+                except Exception as error:  # noqa: BLE001  it may be any error
+                    if self._is_direct:  # otherwise another task has closed this answer
                         self._fail(error)
                 else:
                     self._take(event)
@@ -165,7 +165,7 @@ class SplitAnswerDriver(SplitDriver):
     # Figures
 
     def report(self) -> Report:
-        """Return the answer's figures so far; final when ``is_over``, and then made once."""
+        """Return the answer's figures so far; final (and cached) when ``is_over``."""
         if self._final is not None:
             return self._final
         is_final = self._is_over and self.progress.finished is not None
@@ -191,7 +191,7 @@ class SplitAnswerDriver(SplitDriver):
         return split_usage(self.progress, self._delivery.meter, self._facts)
 
     def cost(self) -> AnswerCost:
-        """Return what the answer has cost so far."""
+        """Return the cost of the answer so far."""
         return split_cost(self.progress, self._delivery.meter, self._facts, self.endpoint)
 
     # The model's stream
@@ -201,7 +201,7 @@ class SplitAnswerDriver(SplitDriver):
         while True:
             try:
                 event = await stream.receive()
-            except Exception as error:  # noqa: BLE001  it may be any
+            except Exception as error:  # noqa: BLE001  it may be any error
                 self._fail(error)
                 return
             self._take(event)
@@ -246,7 +246,7 @@ class SplitAnswerDriver(SplitDriver):
             self._early += event.chunks
 
     def _fail(self, error: Exception) -> None:
-        """End the answer with an error of the model's, of the caller's request or of a defect."""
+        """End the answer with an error: the model's, one in the caller's request, or a defect."""
         name, now, stream = self.endpoint.name, self._clock(), self._stream
         self._stop_reading(now)
         self.end()
@@ -257,7 +257,7 @@ class SplitAnswerDriver(SplitDriver):
             failure = failure_of(error, name)
         except StreamcoError as other:
             failure = as_raised(other, "split", self._text_so_far())
-            if stream is not None:  # else than after a failure of its own, it may be at work
+            if stream is not None:  # it may still be at work, unless it failed itself
                 self._spawn(self._cancel(stream, None), f"streamco cancel {name}")
         else:
             self._write(f"has failed: {describe_error(failure)}")
@@ -271,11 +271,11 @@ class SplitAnswerDriver(SplitDriver):
         self._end_if_idle()
 
     def _text_so_far(self) -> str:
-        """Return the text that the reader has got, or will."""
+        """Return the text that the reader has received or will receive."""
         return "".join(self._texts)
 
     def _stop_reading(self, now: float) -> None:
-        """Let go of the stream, which has ended: the two hold each other."""
+        """Drop the reference to the stream, which has ended, because the two refer to each other."""
         self._stream, self._is_direct = None, False
         if self.progress.stopped is None:
             self.progress.stopped = now - self.progress.began
@@ -331,7 +331,7 @@ class SplitAnswerDriver(SplitDriver):
 
     @property
     def _held(self) -> int:
-        """Number of tokens that came and the reader has not finished with."""
+        """Number of tokens that have arrived and that the reader hasn't finished with."""
         return self._queue.unread + self._queue.in_hand + self._delivery.buffered
 
     def _resume_if_read(self) -> None:
@@ -352,7 +352,7 @@ class SplitAnswerDriver(SplitDriver):
         return super()._is_done() and (self._queue.has_finished or self._queue.has_left)
 
     def _crash(self, error: BaseException) -> None:
-        """Let the model's stream end with this error, or the answer if nothing reads the stream any more."""
+        """End the model's stream with this error, or the answer if nothing reads the stream any more."""
         is_read = self._is_direct or (self._reader is not None and not self._reader.done())
         super()._crash(error)
         if not is_read and not self._queue.has_finished:

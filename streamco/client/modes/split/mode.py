@@ -1,4 +1,4 @@
-"""The mode in which a model's ends are on the device and its middle at servers (HAT): its settings (docs/split.md)."""
+"""The settings of the mode in which a model's ends run on the device and its middle on servers (HAT; docs/split.md)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["Split"]
 
 
 class Split:
-    """One model makes all answers: its first layers and its head are on this machine, and its middle is at servers (docs/split.md).
+    """One model makes all answers: its first layers and its head run on this machine, and its middle on servers (docs/split.md).
 
     Args:
-        parts: common beginning of the device's files ("parts/NAME", as ``streamco split`` writes them), or a ``SplitEndpoint``, which has
-            its servers and further options.
-        server: URL of a ``streamco serve --middle``, or several: if one is lost, the next goes on. None: the endpoint has them.
+        parts: common prefix of the device's files ("parts/NAME", as ``streamco split`` writes them), or a ``SplitEndpoint``, which has
+            its servers and more options.
+        server: URL of a ``streamco serve --middle``, or several: if one is lost, the next one takes over. None if ``parts`` is an endpoint.
 
     Raises:
-        ConfigError: one of the two is missing, or something else.
+        ConfigError: one of the two is missing or has the wrong type.
     """
 
     name: ClassVar[str] = "split"
@@ -32,7 +32,7 @@ class Split:
     def __init__(self, parts: str | Path | SplitEndpoint, server: str | Sequence[str] | None = None) -> None:
         self.parts = parts
         self.server = server
-        self.endpoint  # noqa: B018  refuses what it can't be made of
+        self.endpoint  # noqa: B018  raises if the settings are wrong
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Split) and (self.parts, self.server) == (other.parts, other.server)
@@ -68,5 +68,5 @@ class Split:
         return SplitPlanner(self.endpoint, context)
 
     def own_planner(self, context: ModeContext) -> Planner:
-        """Return the planner of the answers in this mode alone."""
+        """Return the planner for this mode's own answers."""
         return self.planner(context)

@@ -11,9 +11,9 @@ __all__ = ["note_split"]
 
 
 def note_split(degradations: Degradations, notes: list[str], driver: SplitAnswerDriver) -> None:
-    """Record a format that may change tokens; when the answer is over, also that the model has failed, or that it worked.
+    """Record a format that may change tokens and, when the answer is over, that the model has failed or has worked.
 
-    The caller has the error.
+    The caller already has the error.
     """
     progress, name = driver.progress, driver.endpoint.name
     note_inexact(degradations, notes, name, driver.endpoint.figures_of(driver.tally, driver.made))

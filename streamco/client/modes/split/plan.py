@@ -1,4 +1,4 @@
-"""Planning the answers of a split model: whether it can make one, and what the answer will be without."""
+"""Plans the answers of a split model: whether it can make one, and what the answer will lack."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from streamco.profiles import Profile
 
 __all__ = ["PreparedSplit", "SplitPlanner"]
 
-_REST = 30.0  # seconds without another try after the model could not start
+_REST = 30.0  # seconds after a failed start before the model may be started again
 
 
 class _Starting(LoopState):
-    """The start of one event loop that is under way."""
+    """The start in progress on one event loop."""
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
@@ -45,13 +45,13 @@ class _Starting(LoopState):
 
 
 class _Starts:
-    """The starts of a split model that a client has beside other endpoints; closes it with them.
+    """Starts a split model that a client has in addition to other endpoints; it is closed with them.
 
     Args:
         endpoint: the model.
 
     Attributes:
-        problem: why it could not start; "": it has started.
+        problem: why it could not start, or "" if it has started.
     """
 
     def __init__(self, endpoint: SplitEndpoint) -> None:
@@ -62,14 +62,14 @@ class _Starts:
         self._is_closed = False
 
     async def start(self) -> None:
-        """Start it, once at a time."""
+        """Start the model; concurrent calls share one start."""
         starting = self._starting.get()
         if starting.task is None or starting.task.done():
             starting.task = asyncio.create_task(self._start(), name=f"streamco start {self._endpoint.name}")
         await asyncio.shield(starting.task)
 
     def try_again(self) -> None:
-        """Start it again in the background, if the last try was a while ago."""
+        """Start it again in the background, if the last attempt was a while ago."""
         starting = self._starting.get()
         if not self._is_closed and monotonic() >= self._rests_until and (starting.task is None or starting.task.done()):
             starting.task = asyncio.create_task(self._start(), name=f"streamco start {self._endpoint.name}")
@@ -80,7 +80,7 @@ class _Starts:
             self.problem = ""
         except (EndpointError, VerifierError) as error:
             self.problem, self._rests_until = str(error), monotonic() + _REST
-        except Exception as error:  # noqa: BLE001  a defect is said, and tried again later
+        except Exception as error:  # noqa: BLE001  a defect is reported, and retried later
             self.problem, self._rests_until = f"{type(error).__name__}: {error}", monotonic() + _REST
 
     async def aclose(self) -> None:
@@ -91,11 +91,11 @@ class _Starts:
 
 
 class SplitPlanner(ClientPlanner):
-    """The plans of the answers of one client's split model. There is nothing to learn from them: no other endpoint could make one.
+    """Plans the answers of one client's split model. There is nothing to learn from them, because no other endpoint could make them.
 
     Args:
         endpoint: the model.
-        context: the client's part.
+        context: what the client passes to its planners.
     """
 
     name = "split"
@@ -107,13 +107,13 @@ class SplitPlanner(ClientPlanner):
         known = context.known.get(self.name)
         same = known if isinstance(known, SplitPlanner) and known._endpoint is endpoint else None
         self._times: AnswerTimes = AnswerTimes() if same is None else same._times
-        self._starts: _Starts | None = None  # None: the client starts its only endpoint itself
+        self._starts: _Starts | None = None  # None if the client starts its only endpoint itself
         if context.endpoints.device is not endpoint:
             self._starts = context.endpoints.share(("split", id(endpoint)), lambda: _Starts(endpoint))
 
     @property
     def account(self) -> object:
-        """What is spent and learned under a budget."""
+        """The account of what is spent and learned under a budget."""
         return self._endpoint
 
     @property
@@ -128,7 +128,7 @@ class SplitPlanner(ClientPlanner):
 
     @property
     def problem(self) -> str:
-        """Why the model can't make an answer beside other modes; "": it can."""
+        """Why the model can't make an answer next to other modes, or "" if it can."""
         return "" if self._starts is None else self._starts.problem
 
     async def start(self) -> None:
@@ -137,11 +137,11 @@ class SplitPlanner(ClientPlanner):
             await self._starts.start()
 
     async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> PreparedSplit:
-        """Return the answer, ready to start, or what is in the way."""
+        """Return the answer, ready to start."""
         return PreparedSplit(asked, self._endpoint, await asked.describe())
 
     async def forecast(self, asked: AskedAnswer, weights: Weights) -> list[PlannedWay]:
-        """Return the split model as a way to make an answer, and what is predicted of it."""
+        """Return the split model as a way to make an answer, with its predictions."""
         facts, endpoint, reading = await asked.describe(), self._endpoint, asked.reading
         prepare, obstacle = partial(self.prepare, asked), self.problem
         if obstacle and self._starts is not None:
@@ -171,7 +171,7 @@ class SplitPlanner(ClientPlanner):
             self._times.record(report, is_paced=asked.pace is not None)
 
     def costs(self) -> CostOf:
-        """Return the function that gives the cost of tokens."""
+        """Return the function that computes the cost of tokens."""
 
         def cost(_: Endpoint, prompt: int, completion: int, cached: int) -> RequestCost:
             return split_endpoint_cost(self._endpoint, prompt, completion, cached)
@@ -179,7 +179,7 @@ class SplitPlanner(ClientPlanner):
         return cost
 
     def profile(self) -> bytes:
-        """Return what was learned so far."""
+        """Return what has been learned so far."""
         return Profile().to_json()
 
 
@@ -187,9 +187,9 @@ class PreparedSplit(Prepared[SplitAnswerDriver]):
     """A split model's answer before its start.
 
     Args:
-        asked: the answer as it was asked for.
+        asked: the request for the answer.
         endpoint: the model.
-        facts: properties of the request.
+        facts: facts about the request.
     """
 
     def __init__(self, asked: AskedAnswer, endpoint: SplitEndpoint, facts: RequestFacts) -> None:
@@ -228,15 +228,15 @@ class PreparedSplit(Prepared[SplitAnswerDriver]):
         return driver
 
     def note(self, driver: SplitAnswerDriver) -> None:
-        """Add what happened other than asked to the answer's notes."""
+        """Add whatever wasn't served as asked to the answer's notes."""
         note_split(self.asked.settings.degradations, self.asked.notes, driver)
 
     def _check(self) -> None:
-        """Check that the model can make the answer, and note what the answer will be without.
+        """Check that the model can make the answer, and note what the answer will lack.
 
         Raises:
             ConfigError: it can't make it.
-            DegradedError: by the client's rule.
+            DegradedError: the client's rule is "raise".
             EngineError: the model isn't loaded.
         """
         asked, facts, endpoint = self.asked, self._facts, self._endpoint
@@ -246,4 +246,4 @@ class PreparedSplit(Prepared[SplitAnswerDriver]):
         if (tokens := shortened_length(facts, endpoint)) is not None:
             note_shortened(asked, facts, device=endpoint.name, tokens=tokens)
         note_unpaced(asked)
-        endpoint.parts()  # raises what would keep the driver from being made, before anybody is told that the answer begins
+        endpoint.parts()  # raises any error that would prevent the driver, before observers are told that the answer begins

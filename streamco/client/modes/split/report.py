@@ -1,6 +1,6 @@
-"""Builds the report of a split model's answer: its times, what it cost, and what went to the servers and came back.
+"""Builds the report of a split model's answer: its times, its cost, and the data sent to the servers and back.
 
-The figures of states and trips come from ``SplitTally.figures`` (``engines/split/tally.py``).
+The figures on states and round trips come from ``SplitTally.figures`` (``engines/split/tally.py``).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["PromptFacts", "SplitProgress", "dispatch_report", "split_cost", "spl
 
 
 class PromptFacts(Struct, frozen=True, kw_only=True):
-    """What is known of an answer before it begins.
+    """What is known about an answer before it begins.
 
     Args:
         prompt_tokens: the prompt's length.
-        is_estimated: that length is an estimate.
+        is_estimated: True if that length is an estimate.
         budget_share: see ``DispatchReport``.
     """
 
@@ -38,20 +38,20 @@ class PromptFacts(Struct, frozen=True, kw_only=True):
 
 
 class SplitProgress(Struct, kw_only=True):
-    """How far an answer has come, by its driver. Times of the model's work are in seconds since the answer began.
+    """How far an answer has come, as its driver records it. Times of the model's work are in seconds since the answer began.
 
     Args:
-        began, finished: when the answer began and ended for its reader, seconds on the driver's clock; ``finished`` None: not yet.
-        has_won: something of the answer has reached the reader, or an answer without content has ended.
-        first_token, stopped: when the model's first token came, and when its work ended; None: not yet.
+        began, finished: when the answer began and ended for its reader, seconds on the driver's clock; ``finished`` is None until then.
+        has_won: True if some of the answer has reached the reader, or an answer without content has ended.
+        first_token, stopped: when the model's first token came, and when its work ended; None until then.
         made: tokens that came from the model.
-        late: those among them that came after the reader had left.
+        late: how many of them came after the reader had left.
         dropped: tokens that were held for the pace when the reader left.
-        finish_reason: "stop" or "length"; None: it has not ended, or not properly.
-        usage: the model's own counts, which come with its end.
-        error: the error that it ended with; None: no error.
-        was_left: the reader left before the end.
-        confidence: takes how sure the model was of its tokens.
+        finish_reason: "stop" or "length"; None if it hasn't ended, or not properly.
+        usage: the model's own counts, which come at its end.
+        error: the error that it ended with, or None.
+        was_left: True if the reader left before the end.
+        confidence: records how sure the model was of its tokens.
     """
 
     began: float = 0.0
@@ -76,12 +76,12 @@ def split_report(
 
     Args:
         progress: how far it has come.
-        meter: has measured what the reader got.
+        meter: has measured what the reader received.
         facts: what was known before it began.
         endpoint: the model.
-        figures: what went to the servers and came back.
+        figures: figures on the data sent to the servers and back.
         now: seconds on the driver's clock.
-        is_final: the answer and all its work have ended.
+        is_final: True if the answer and all its work have ended.
     """
     cost = split_cost(progress, meter, facts, endpoint)
     span = (meter.last - meter.first) if meter.first is not None and meter.last is not None else 0.0
@@ -109,7 +109,7 @@ def split_report(
 
 
 def dispatch_report(facts: PromptFacts, endpoint: SplitEndpoint, figures: SplitFigures) -> DispatchReport:
-    """Return who makes the answer; the arguments are those of ``split_report``."""
+    """Return who makes the answer; the arguments are the same as for ``split_report``."""
     return DispatchReport(
         policy="split",
         constraint=None,
@@ -124,7 +124,7 @@ def dispatch_report(facts: PromptFacts, endpoint: SplitEndpoint, figures: SplitF
 
 
 def split_usage(progress: SplitProgress, meter: Meter, facts: PromptFacts) -> AnswerUsage:
-    """Return the token counts of the answer as it was delivered; the arguments are those of ``split_report``."""
+    """Return the token counts of the answer as it was delivered; the arguments are the same as for ``split_report``."""
     usage = progress.usage
     if usage is not None and not progress.dropped and not progress.late:
         return AnswerUsage(
@@ -143,7 +143,7 @@ def split_usage(progress: SplitProgress, meter: Meter, facts: PromptFacts) -> An
 
 
 def split_cost(progress: SplitProgress, meter: Meter, facts: PromptFacts, endpoint: SplitEndpoint) -> AnswerCost:
-    """Return what the answer has cost so far; the arguments are those of ``split_report``."""
+    """Return the cost of the answer so far; the arguments are the same as for ``split_report``."""
     part = _describe(progress, meter, facts, endpoint)
     return AnswerCost(
         endpoints=[part],
@@ -197,14 +197,14 @@ def _outcome(progress: SplitProgress) -> Outcome:
 
 
 def _unread(progress: SplitProgress, meter: Meter, made: int) -> int:
-    """Return how many of the tokens that were made never reached the reader."""
+    """Return how many of the generated tokens never reached the reader."""
     late = min(progress.late, made)
     held = round((made - late) * progress.dropped / (meter.tokens + progress.dropped)) if progress.dropped else 0
     return late + min(held, made - late)
 
 
 def split_endpoint_cost(endpoint: SplitEndpoint, prompt: int, completion: int, cached: int) -> RequestCost:
-    """Return the device's energy for tokens, and its worth; the servers' work has no price."""
+    """Return the device's energy for tokens and its cost; the servers' work has no price."""
     engine = endpoint.engine
     costs = None
     if engine is not None:
