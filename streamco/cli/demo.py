@@ -181,7 +181,9 @@ def _introduce(args: argparse.Namespace, view: View) -> None:
             "device": f"{small} in this process, one thread",
         }
     )
-    if args.mode == "speculate":
+    if args.mode == "race":
+        view.note("streamco asks one of them or both, and shows the text of the one that starts first")
+    else:
         view.note(f"the device drafts, the server verifies {budget_of(args):.0%} of its drafts")
 
 
@@ -210,7 +212,14 @@ def _stage(args: argparse.Namespace) -> Stage:
 
     @asynccontextmanager
     async def connect(url: str, mode: Race, budget: float) -> AsyncIterator[Client]:
-        async with Client(_device(args, models), _server_at(url, models), budget=budget, mode=mode, profile=_prior(args.latency)) as client:
+        async with Client(
+            _device(args, models),
+            _server_at(url, models),
+            budget=budget,
+            mode=mode,
+            profile=_prior(args.latency),
+            on_degraded="ignore",  # what happens is seen, and a line of the log would tear the columns apart
+        ) as client:
             yield client
 
     @asynccontextmanager
@@ -306,12 +315,14 @@ async def _play_drafts(client: Client, args: argparse.Namespace, view: View) -> 
                 alone = await server.chat.completions.create(
                     messages=messages, max_tokens=settings.max_tokens, temperature=settings.temperature
                 )
-            lines = _explain_drafts(answer.report, answer.report.speculation, alone.report)
+            lines = _explain_drafts(answer.report, answer.report.speculation)
+            if alone.report is not None:
+                lines += [f"the server alone: {_speed(alone.report)}, {format_usd(alone.report.cost_usd)}"]
             view.note("\n".join(f"  {line}" for line in lines))
     return 0
 
 
-def _explain_drafts(report: Report, figures: SpeculationFigures, alone: Report) -> list[str]:
+def _explain_drafts(report: Report, figures: SpeculationFigures) -> list[str]:
     made = f"tokens: {figures.accepted} accepted, {figures.corrected} corrected, {figures.bonus} after drafts accepted whole"
     others = ((figures.device, "not verified"), (figures.remote, "by the server alone"))
     rounds = f"rounds: {figures.rounds}, {figures.bytes_up} bytes up and {figures.bytes_down} down"
@@ -321,8 +332,7 @@ def _explain_drafts(report: Report, figures: SpeculationFigures, alone: Report) 
         f"{rounds}; in {_percent(figures.hit_rate)} of them the next draft was there with the verdict",
         f"the server's own answer: {exact}; it computed {figures.target_tokens} tokens for {report.tokens} of the answer",
     ]
-    lines.append(f"speed: {_speed(report)}; the server alone: {_speed(alone)}")
-    lines.append(f"cost: {format_usd(report.cost_usd)}; the server alone: {format_usd(alone.cost_usd)}")
+    lines.append(f"with drafts: {_speed(report)}, {format_usd(report.cost_usd)}")
     return lines
 
 

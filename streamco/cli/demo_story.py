@@ -52,8 +52,9 @@ GRADED = (
 )
 DRAFTED = "Write a Python function that returns the n-th Fibonacci number, and one that checks whether a number is prime."
 MAX_TOKENS, SHORT = 110, 40
-KILL_AFTER = 30  # tokens that the client without streamco has received
+KILL_AFTER = 24  # tokens that the client without streamco has received
 BUDGET, MIN_SCORE = 0.3, 0.6
+SLOW = 15.0  # tokens/s, so that a reader sees where the device takes over
 Answering = Callable[[str, int], AsyncGenerator[str]]
 
 
@@ -126,6 +127,7 @@ class _Story:
         self._view.heading("1. The same prompt, to the server alone and to both: the first word comes sooner")
         async with self._stage.connect(server.url, Race(policy="both"), 1.0) as client:
             left, right = await self._side_by_side(PROMPT, self._alone(server.url), client)
+        self._view.note("  Three answers were written at once on this machine, so each was slower than it would be alone.")
         if left.first is not None and right.first is not None:
             self._lines["first word"] = f"{right.first:.2f} s with streamco, {left.first:.2f} s from the server alone"
 
@@ -133,29 +135,32 @@ class _Story:
         """Show what happens to an answer whose server is killed."""
         self._view.heading("2. The server is killed in mid-sentence: the device goes on")
         async with self._stage.connect(server.url, Race(policy="server-first"), 1.0) as client:
-            left, right = await self._side_by_side(PROMPT, _killing(self._alone(server.url), server), client)
+            slow = client.with_options(pace=SLOW)
+            left, right = await self._side_by_side(PROMPT, _killing(self._alone(server.url), server), slow, is_timed=False)
         kept, added = (sum(len(text) for kind, text in right.parts if kind == side) for side in ("server", "device"))
         if not left.failure or not kept or not added:
             self._view.note("  The server had already sent the whole answer when it was killed.")
             return
-        self._view.note(
-            f"  Left, the answer ends after {len(left.text)} characters. Right, the device adds {added} to the server's {kept}."
-        )
-        self._lines["failures"] = "1 survived"
-        self._lines["stutters"] = str(self._stalls)
+        style = "The two models may differ in style." if self._stage.is_pair else "Both sides run one model here; two may differ in style."
+        lengths = f"Left, the answer ends after {len(left.text)} characters. Right, the device adds {added} to the server's {kept}."
+        self._view.note(f"  {lengths}\n  {style}")
+        self._lines["failures"] = "1 survived: the server died in mid-sentence, and the answer went on"
+        self._lines["stutters"] = f"{self._stalls} pauses in the text, in spite of that"
 
     async def show_budget(self, server: ServerProcess) -> None:
         """Show short answers within a budget, one line each."""
-        self._view.heading(f"3. A budget: the server may read {BUDGET:.0%} of all prompt tokens, so it is asked where it helps most")
+        self._view.heading(f"3. A budget: the server reads at most {BUDGET:.0%} of all prompts' text, where the device takes longest")
+        self._view.note(f"  {'prompt':<40}  {'asked':<19}  {'first word':>10}  cost, and that of the server alone")
         spent = alone = 0.0
         async with self._stage.connect(server.url, Race(), BUDGET) as client:
             for prompt in BUDGETED:
                 report = await self._answered(client, prompt)
                 cost = _server_alone(report, self._stage.prices)
                 spent, alone = spent + (report.cost_usd or 0.0), alone + cost
-                money = f"{format_usd(report.cost_usd)} instead of {format_usd(cost)}"
-                self._view.note(f"  {_shortened(prompt):<40}  {_asked(report):<14}  {_first(report):>6}  {money}")
-        self._lines["money"] = f"{format_usd(spent)} for {len(BUDGETED)} answers, {format_usd(alone)} from the server alone"
+                money = f"{format_usd(report.cost_usd)}, {format_usd(cost)}"
+                self._view.note(f"  {_shortened(prompt):<40}  {_asked(report):<19}  {_first(report):>10}  {money}")
+        saved = f", {1 - spent / alone:.0%} less" if alone else ""
+        self._lines["money"] = f"{format_usd(spent)} for {len(BUDGETED)} answers, {format_usd(alone)} from the server alone{saved}"
 
     async def show_gate(self, server: ServerProcess) -> None:
         """Show which answers the device was sure of."""
@@ -188,17 +193,18 @@ class _Story:
     def _alone(self, url: str) -> Answering:
         return self._other.answer(url, self._stage.model)
 
-    async def _side_by_side(self, prompt: str, alone: Answering, client: Client) -> tuple[Column, Column]:
+    async def _side_by_side(self, prompt: str, alone: Answering, client: Client, *, is_timed: bool = True) -> tuple[Column, Column]:
         """Answer a prompt with both clients at the same time, and return what each has shown."""
         self._view.note(f"> {prompt}")
-        left, right = columns = (Column(f"{self._other.name} alone"), Column("streamco"))
+        left, right = columns = (Column(f"{self._other.name} alone", is_timed=is_timed), Column("streamco", is_timed=is_timed))
         async with show_columns(self._view, columns) as since:
             await asyncio.gather(_fill_alone(left, alone, prompt, since), self._fill(right, client, prompt, since))
         return columns
 
     async def _fill(self, column: Column, client: Client, prompt: str, since: Callable[[], float]) -> None:
         given = self._stage.settings
-        stream = client.stream(prompt, max_tokens=MAX_TOKENS, temperature=given.temperature, seed=given.seed, pace=given.pace)
+        pace = given.pace if client.pace is None else client.pace
+        stream = client.stream(prompt, max_tokens=MAX_TOKENS, temperature=given.temperature, seed=given.seed, pace=pace)
         async with stream:
             async for token in stream:
                 if token.kind == "content":
@@ -255,7 +261,7 @@ def _shortened(prompt: str) -> str:
 
 def _asked(report: Report) -> str:
     asked = [part.name for part in report.endpoints if part.opened is not None]
-    return f"{report.winner} of both" if len(asked) > 1 else f"{report.winner} alone"
+    return f"both, {report.winner} first" if len(asked) > 1 else f"{report.winner} alone"
 
 
 def _first(report: Report) -> str:

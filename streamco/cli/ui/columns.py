@@ -35,6 +35,7 @@ class Column(Struct):
         parts: the pieces of text in order, each with who wrote it (``device`` or ``server``).
         failure: what ended the answer early, or "" if nothing did.
         ended: seconds until the answer ended, or None if it hasn't.
+        is_timed: the first word's time is shown.
     """
 
     title: str
@@ -42,6 +43,7 @@ class Column(Struct):
     parts: list[tuple[str, str]] = field(default_factory=list)
     failure: str = ""
     ended: float | None = None
+    is_timed: bool = True
 
     def feed(self, kind: str, text: str, since: float) -> None:
         """Add a text.
@@ -102,6 +104,8 @@ async def _keep(draw: Callable[[], None]) -> None:
 
 
 def _line(column: Column, since: float | None = None) -> str:
+    if not column.is_timed:
+        return column.title
     if column.first is not None:
         return f"{column.title}: first word after {column.first:.2f} s"
     waited = "no word" if since is None or column.ended is not None else f"{since:.1f} s"
