@@ -1,6 +1,6 @@
 """Make docs/benchmarks.md and the marked tables of other pages of the kept runs: ``python -m bench.page [--check]``.
 
-The first page answers fourteen questions: a sentence and a table of at most seven rows each. Every figure on it is read from bench/results, so page
+The first page answers fifteen questions: a sentence and a table of at most seven rows each. Every figure on it is read from bench/results, so page
 and runs agree; a test runs ``--check``. ``python -m bench.page NAME`` prints all rows of one kept run.
 """
 

@@ -360,7 +360,7 @@ def _three(value: float) -> str:
 
 TABLES: Mapping[str, PageTable] = {
     **{run: PageTable("research/fidelity.md", run, fidelity_tables.lines_of) for run in ("fidelity", "fidelity_unseen")},
-    "hardware": PageTable("hardware.md", "hardware", hardware),
+    "hardware": PageTable("research/hardware.md", "hardware", hardware),
     "learned": PageTable("research/disco.md", "dispatch", learned),
     "planning": PageTable("research/disco.md", "dispatch", planning, is_first=False),
     "replanning": PageTable("research/disco.md", "dispatch", replanning, is_first=False),

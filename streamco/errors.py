@@ -224,8 +224,13 @@ class AllEndpointsFailed(StreamcoError):
         partial: the text that the reader had received.
     """
 
+    retry_after: float | None
+    """Seconds until the first of the endpoints may be asked again, as their servers said, or None if none did."""
+
     def __init__(self, errors: Mapping[str, Exception], *, partial: str = "") -> None:
         self.errors = dict(errors)
+        waits = [wait for error in self.errors.values() if (wait := getattr(error, "retry_after", None)) is not None]
+        self.retry_after = min(waits, default=None)
         self.partial = partial
         codes = {getattr(error, "code", None) for error in self.errors.values()}
         self.code = codes.pop() if len(codes) == 1 else None

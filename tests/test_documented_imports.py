@@ -45,7 +45,7 @@ PUBLIC = [
 
 LAB = {
     "streamco.engines.split.layers": "docs/research/split.md",
-    "streamco.sim.hardware.forward_pass_times": "docs/hardware.md",
+    "streamco.sim.hardware.forward_pass_times": "docs/research/hardware.md",
 }
 """Modules that programs of the research pages import, each with its page."""
 

@@ -99,6 +99,12 @@ def test_what_is_short_stays_as_it_is() -> None:
     assert str(EndpointError("a" * MAX_TEXT)) == "a" * MAX_TEXT
 
 
+def test_the_failure_of_all_says_when_the_first_endpoint_may_be_asked_again() -> None:
+    busy = [EndpointStatusError("busy", status=429, retry_after=seconds) for seconds in (60.0, 4.0)]
+    assert AllEndpointsFailed({"a": busy[0], "b": busy[1], "c": ValueError("odd")}).retry_after == 4.0
+    assert AllEndpointsFailed({"c": ValueError("odd")}).retry_after is None
+
+
 def test_the_failure_of_all_has_a_code_if_all_say_the_same() -> None:
     one, other = (EndpointStatusError("no", status=400, code=code) for code in ("context_length_exceeded", "other"))
     assert AllEndpointsFailed({"a": one, "b": one}).code == "context_length_exceeded"

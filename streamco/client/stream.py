@@ -15,7 +15,7 @@ from streamco.client.answer import PendingAnswer
 from streamco.client.driver import AnswerDriver, Batch, SpeculatedChunk
 from streamco.core.report import Opening, Report
 from streamco.core.report_parts import AnswerUsage
-from streamco.errors import ConcurrentRead, StreamClosed, StreamConsumed
+from streamco.errors import ConcurrentRead, StreamClosed, StreamConsumed, UsageError
 from streamco.events import Origin
 from streamco.openai_types import ChatCompletionChunk, ChunkChoice, CompletionUsage, further_fields
 
@@ -253,13 +253,35 @@ def _shown(usage: AnswerUsage) -> CompletionUsage:
 
 async def _read_tokens(answer: PendingAnswer) -> AsyncGenerator[Token, None]:
     driver = await answer.start()
+    written: list[str] = []
     try:
         while (batch := await driver.next_batch()) is not None:
             for token in _tokens(batch):
+                if token.kind == "content":
+                    written.append(token.text)
                 yield token
+            _check_calls(batch, written)
     finally:
         if not driver.is_over:
             await _leave(driver)
+
+
+def _check_calls(batch: Batch, written: list[str]) -> None:
+    """Check that a stream of tokens leaves nothing out.
+
+    Args:
+        batch: the chunks.
+        written: the text so far.
+
+    Raises:
+        UsageError: they have a call of a tool.
+    """
+    for chunk in batch[1]:
+        for choice in chunk.choices[:1]:
+            if choice.delta.tool_calls or choice.delta.function_call:
+                error = UsageError("stream: expected text, got a tool call, which a chunk of chat.completions.create can show")
+                error.partial = "".join(written)
+                raise error
 
 
 def _tokens(batch: Batch) -> list[Token]:

@@ -1,8 +1,8 @@
 """Row costs: how long a batch takes by its number of rows, from which windows, chunks and batches are planned.
 
-On a GPU a few more rows cost almost nothing (docs/hardware.md). On a CPU the costs are a staircase: kernels work in tiles of several rows,
-so four rows may cost less than three. A batch is then padded up to the next cheaper size (``padded_size``), and the additional rows are
-free.
+On a GPU a few more rows cost almost nothing (docs/research/hardware.md). On a CPU the costs are a staircase: kernels work in tiles
+of several rows, so four rows may cost less than three. A batch is then padded up to the next cheaper size (``padded_size``), and the
+additional rows are free.
 """
 
 from __future__ import annotations

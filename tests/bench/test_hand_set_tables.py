@@ -22,7 +22,7 @@ from bench.tables import means_of
 from tests.support.data import ROOT
 
 TOGETHER = "windows, recorded drafts: 4 links together"
-DISCO, HARDWARE, MIGRATION = "docs/research/disco.md", "docs/hardware.md", "docs/migration.md"
+DISCO, HARDWARE, MIGRATION = "docs/research/disco.md", "docs/research/hardware.md", "docs/migration.md"
 PAPERS, SPLIT, WINDOWS = "docs/research/papers.md", "docs/research/split.md", "docs/research/windows.md"
 IMPOSED = ("streamco", "streamco, chains", "always drafts, trees", "always drafts, chains")
 
@@ -328,7 +328,7 @@ def test_a_row_of_a_table_has_the_recorded_values(row: TableRow) -> None:
 
 STAMPED = {
     "docs/endpoints.md": ("wire",),
-    "docs/hardware.md": ("gpu_rows",),
+    "docs/research/hardware.md": ("gpu_rows",),
     "docs/migration.md": ("hand_over_bytes",),
     "docs/serve.md": ("aborted_batches", "verifier_policies"),
     "docs/speculation.md": ("dssd", "imposed", "pair", "pair_exact", "row_costs"),

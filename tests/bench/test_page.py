@@ -12,9 +12,9 @@ def test_the_page_is_made_of_the_kept_runs() -> None:
     assert main(["--check"]) == 0
 
 
-def test_it_answers_fourteen_questions_in_at_most_150_lines() -> None:
-    assert len({question().title for question in QUESTIONS}) == 14
-    assert len(render().splitlines()) <= 150
+def test_it_answers_fifteen_questions_in_at_most_165_lines() -> None:
+    assert len({question().title for question in QUESTIONS}) == 15
+    assert len(render().splitlines()) <= 165
 
 
 def test_a_section_has_question_answer_sources_and_table() -> None:

@@ -28,6 +28,7 @@ from streamco.errors import (
     EndpointStatusError,
     EndpointTimeoutError,
     StreamClosed,
+    UsageError,
 )
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
 from streamco.testing import DONE, Cut, Pause, ScriptedServer, chunk_event, json_answer, stream_answer
@@ -345,6 +346,14 @@ async def test_tool_calls_are_assembled_in_a_whole_answer() -> None:
         ("call_2", "time", "{}"),
     ]
     assert sum(bool(chunk.choices[0].delta.tool_calls) for chunk in streamed) == 4, "streamed pieces come as they are"
+
+
+async def test_a_stream_of_tokens_fails_at_a_tool_call_and_keeps_the_text_before_it() -> None:
+    call = ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(tool_calls=[ToolCallDelta(index=0, id="call_1")]))])
+    async with answering(HttpAnswer(steps=[_event(text_chunk("I look.")), _event(call), DONE])) as (client, _):
+        with pytest.raises(UsageError, match="expected text, got a tool call") as caught:
+            await tokens_text(client.stream("hello", tools=[{"type": "function", "function": {"name": "f"}}]))
+    assert caught.value.partial == "I look."
 
 
 def _event(chunk: ChatCompletionChunk) -> bytes:

@@ -1,7 +1,7 @@
 """Predicts the time of a forward pass on given GPUs, with the API ``predict(op, shape, hardware)`` of DSD section 3.1 or a faster form.
 
 ``streamco.sim.hardware.operators`` explains the theory, and ``bench/data/make_gpu_profiles.py`` makes the packaged tables in
-``sim/profiles``. docs/hardware.md compares predictions with measured times, and lists the substitutes for models and GPUs without
+``sim/profiles``. docs/research/hardware.md compares predictions with measured times, and lists the substitutes for models and GPUs without
 measurements.
 """
 
