@@ -287,7 +287,7 @@ class OpenAIStream:
                     self._watchdog.pause()
                 parser = self._parser
                 chunks = parser.feed(data) if data else []
-                if self._is_settled and parser.goes_on and failure is None:
+                if data and parser.goes_on and self._is_settled and failure is None:
                     self._watchdog.feed(has_content=True)
                     return TokensReceived(self._name, chunks, parser.tokens)
                 event = self._take(data, chunks, failure)

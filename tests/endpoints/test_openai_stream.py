@@ -249,6 +249,16 @@ async def test_an_end_without_finish_reason_or_done_is_a_truncation() -> None:
         assert error.endpoint == "remote"
 
 
+@pytest.mark.parametrize("framing", ["chunked", "close", "length"])
+async def test_an_end_after_words_that_came_one_by_one_is_a_truncation(framing: Any) -> None:
+    """A read of nothing is the end, also after reads that needed no care."""
+    answer = events(*(step for word in ("One", " two", " three") for step in (chunk_event(word), Pause(0.01))), framing=framing)
+    async with ScriptedServer(answer) as server, opened(server.url) as endpoint:
+        answered = await asyncio.wait_for(ask(endpoint), 10)
+        assert "truncated" in str(answered.failure())
+        assert answered.text == "One two three"
+
+
 async def test_a_truncated_tool_call_is_a_truncation() -> None:
     """Pitfall 3: often it is a tool call that is cut."""
     call = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": '}}
