@@ -21,7 +21,7 @@ from tests.mutants.tcp.run import find_differences_over_tcp
 
 pytestmark = pytest.mark.peer
 
-SAMPLE = 60
+SAMPLE = 400
 TRIED = 8
 
 
