@@ -54,7 +54,7 @@ DRAFTED = "Write a Python function that returns the n-th Fibonacci number, and o
 MAX_TOKENS, SHORT = 110, 40
 KILL_AFTER = 24  # tokens that the client without streamco has received
 BUDGET, MIN_SCORE = 0.3, 0.6
-SLOW = 15.0  # tokens/s, so that a reader sees where the device takes over
+SLOW = 11.0  # tokens/s, so that a reader sees where the device takes over
 Answering = Callable[[str, int], AsyncGenerator[str]]
 
 
@@ -145,12 +145,12 @@ class _Story:
         lengths = f"Left, the answer ends after {len(left.text)} characters. Right, the device adds {added} to the server's {kept}."
         self._view.note(f"  {lengths}\n  {style}")
         self._lines["failures"] = "1 survived: the server died in mid-sentence, and the answer went on"
-        self._lines["stutters"] = f"{self._stalls} pauses in the text, in spite of that"
+        self._lines["stutters"] = f"{self._stalls or 'no'} pause{'s' if self._stalls > 1 else ''} in the text"
 
     async def show_budget(self, server: ServerProcess) -> None:
         """Show short answers within a budget, one line each."""
         self._view.heading(f"3. A budget: the server reads at most {BUDGET:.0%} of all prompts' text, where the device takes longest")
-        self._view.note(f"  {'prompt':<40}  {'asked':<19}  {'first word':>10}  cost, and that of the server alone")
+        self._view.note(f"  {'prompt':<40}  {'asked':<19}  {'first word':>10}  cost, server alone")
         spent = alone = 0.0
         async with self._stage.connect(server.url, Race(), BUDGET) as client:
             for prompt in BUDGETED:

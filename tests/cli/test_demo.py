@@ -237,7 +237,8 @@ def test_ctrl_c_at_any_time_leaves_no_server_behind(mark: str) -> None:
 @pytest.mark.long
 @pytest.mark.model
 def test_on_a_terminal_answers_stand_side_by_side_and_the_chat_opens_afterwards() -> None:
-    with terminal(*DEMO, width=120, height=40, env={"XDG_STATE_HOME": os.environ.get("TMPDIR", "/tmp")}) as driven:
+    words = (*DEMO, "--max-tokens", "60")  # the small model may not find an end
+    with terminal(*words, width=120, height=40, env={"XDG_STATE_HOME": os.environ.get("TMPDIR", "/tmp")}) as driven:
         driven.expect("1. The same prompt", limit=60)
         driven.expect("alone: first word after", limit=60)
         driven.expect("2. The server is killed", limit=60)
