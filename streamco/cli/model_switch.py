@@ -14,12 +14,11 @@ from streamco.cli.ui.history import ChatModels, Conversation
 from streamco.client.client import Client
 from streamco.endpoints.address import is_url
 from streamco.endpoints.base import Endpoint
-from streamco.endpoints.model_files import is_hub_name
+from streamco.endpoints.model_files import PACKAGED, is_hub_name
 from streamco.errors import ConfigError, StreamcoError
 
 __all__ = ["ChatParts", "ModelSwitch", "adopt_models", "models_of"]
 
-PACKAGED = "packaged"
 OFF = "off"
 
 

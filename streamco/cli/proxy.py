@@ -241,7 +241,8 @@ def _device_section(args: argparse.Namespace, section: DeviceSection | None, *, 
     from msgspec.structs import replace
 
     from streamco.endpoints.address import is_url
-    from streamco.proxy.config import PACKAGED, DeviceSection
+    from streamco.endpoints.model_files import PACKAGED
+    from streamco.proxy.config import DeviceSection
 
     if args.no_device:
         section = None

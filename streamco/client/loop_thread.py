@@ -15,12 +15,13 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
+from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakSet, finalize
 
 from streamco.errors import StreamClosed, UsageError
 
-__all__ = ["LoopThread"]
+__all__ = ["LoopThread", "call_at_exit"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -164,6 +165,16 @@ class LoopThread:
         return loop
 
 
+def call_at_exit(function: Callable[[], object]) -> None:
+    """Call a function when the interpreter ends, while threads of executors still run: closing a model needs such a thread.
+
+    Functions registered with ``atexit`` run after those threads have ended. These run before, because the last one registered is the first
+    one to run; so the executors' own function has to be registered, which importing their module does.
+    """
+    import_module("concurrent.futures.thread")
+    getattr(threading, "_register_atexit", atexit.register)(function)
+
+
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     """Run a loop until it is stopped, then end its remaining tasks, so that nobody waits for them forever."""
     asyncio.set_event_loop(loop)
@@ -223,9 +234,7 @@ def _register_for_exit(thread: LoopThread) -> None:
     _running.add(thread)
     if not _is_registered:
         _is_registered = True
-        # Functions registered with atexit run after executor threads have ended, and closing a model needs such a thread. Functions
-        # registered here run before that, because the last one registered is the first one to run.
-        getattr(threading, "_register_atexit", atexit.register)(_close_all)
+        call_at_exit(_close_all)
 
 
 def _close_all() -> None:

@@ -20,6 +20,7 @@ from msgspec import Struct
 from streamco.errors import ConfigError, EndpointError, StreamcoError
 
 __all__ = [
+    "PACKAGED",
     "CachedModel",
     "HubFile",
     "HubName",
@@ -36,6 +37,8 @@ __all__ = [
     "remove",
     "sha256_of",
 ]
+
+PACKAGED = "packaged"  # what names the model that ``streamco models get packaged`` fetches
 
 _log = logging.getLogger("streamco")
 

@@ -7,8 +7,6 @@ each model is loaded once per process, and keeps the conversation that it has re
 from __future__ import annotations
 
 import asyncio
-import atexit
-import concurrent.futures.thread  # noqa: F401 - registers its exit function first, see `_running_loop`
 import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
@@ -21,9 +19,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.client.client import Client
+from streamco.client.loop_thread import call_at_exit
 from streamco.endpoints.address import is_url
+from streamco.endpoints.model_files import PACKAGED
 from streamco.errors import ConfigError, StreamClosed
-from streamco.proxy.config import PACKAGED, DeviceSection, ProxyConfig, ServerSection, load_config
+from streamco.proxy.config import DeviceSection, ProxyConfig, ServerSection, load_config
 from streamco.proxy.from_config import build_client, keep_profile
 
 __all__ = ["CLIENTS", "ClientThread", "PluginSettings", "parse_settings"]
@@ -251,9 +251,7 @@ class ClientThread:
                 self._thread.start()
             if not self._ends_with_process:
                 self._ends_with_process = True
-                # `atexit` functions run after the executors' threads have ended, and closing a model needs such a thread. Functions
-                # registered here run before that, because the last one that was registered runs first.
-                getattr(threading, "_register_atexit", atexit.register)(self.close)
+                call_at_exit(self.close)
             return self._loop
 
     async def _answer(self, settings: PluginSettings, ask: Ask[T]) -> AsyncGenerator[T, None]:

@@ -24,7 +24,7 @@ from streamco.client.modes.speculation.options import SpeculationOptions
 from streamco.config import Timeouts
 from streamco.endpoints.base import Continuation, TokenPrices, check_prices
 from streamco.endpoints.known_servers.declared import CapabilityChanges
-from streamco.endpoints.model_files import is_hub_name
+from streamco.endpoints.model_files import PACKAGED, is_hub_name
 from streamco.endpoints.verifiers.base import Verifier
 from streamco.engines.base import ReasoningFormat
 from streamco.errors import ConfigError
@@ -41,7 +41,6 @@ __all__ = [
     "DeviceSection",
     "DispatchSection",
     "MODEL",
-    "PACKAGED",
     "PriceTable",
     "ProxyConfig",
     "ProxyOptions",
@@ -93,7 +92,6 @@ class ProxyOptions(ListenOptions, frozen=True, kw_only=True):
         return self.callers is not None or self.unknown_models == "refuse"
 
 
-PACKAGED = "packaged"  # [device] model: the model that is installed from the package index
 KEY_VARIABLE = "STREAMCO_PROXY_KEY"
 
 T = TypeVar("T")

@@ -20,14 +20,13 @@ from streamco.endpoints.address import read_key
 from streamco.endpoints.base import Endpoint
 from streamco.endpoints.known_servers.anthropic import AnthropicEndpoint
 from streamco.endpoints.local_server import LocalServerEndpoint
-from streamco.endpoints.model_files import path_of
+from streamco.endpoints.model_files import PACKAGED, path_of
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.base import Verifier
 from streamco.errors import ConfigError, EndpointError
 from streamco.policies.serving.routing import ShortestQueue
 from streamco.profiles import Profile
 from streamco.proxy.config import (
-    PACKAGED,
     DeviceSection,
     ProxyConfig,
     ProxyOptions,

@@ -9,6 +9,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from streamco.endpoints.address import is_url
+from streamco.endpoints.model_files import PACKAGED, is_hub_name
+
 __all__ = ["Conversation", "ChatModels", "Turn", "state_path"]
 
 
@@ -52,11 +55,11 @@ class ChatModels(Struct, frozen=True, omit_defaults=True):
     @property
     def device_name(self) -> str:
         """A readable name of the device's model, or "" if there is none."""
-        if self.device is None or self.device == "packaged":
+        if self.device is None or self.device == PACKAGED:
             return "" if self.device is None else "the packaged model"
-        if "://" in self.device:
+        if is_url(self.device):
             return f"{self.device_model or 'the model'} at {self.device}"
-        return self.device if self.device.startswith("hf:") else Path(self.device).name
+        return self.device if is_hub_name(self.device) else Path(self.device).name
 
     @property
     def server_name(self) -> str:

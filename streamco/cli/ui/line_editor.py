@@ -22,6 +22,7 @@ from prompt_toolkit.styles import Style
 
 from streamco.cli.ui.attachments import TYPED_AT, shown, without_marks
 from streamco.cli.ui.slash_commands import COMMANDS, MODES, POLICIES
+from streamco.endpoints.model_files import PACKAGED
 
 __all__ = ["CommandCompleter", "Editor", "key_bindings"]
 
@@ -32,7 +33,7 @@ _WORDS = {
     "pace": ("reading", "listening", "smooth", "off"),
     "system": ("off",),
     "report": ("--all",),
-    "device": ("off", "packaged"),
+    "device": ("off", PACKAGED),
     "server": ("off",),
 }
 _PATHS = {"save", "load", "device", "model"}  # commands that take a file name

@@ -33,6 +33,7 @@ from streamco.cli.ui.view import View
 from streamco.client.client import Client
 from streamco.core.report import Report, report_sections
 from streamco.core.report_text import Section
+from streamco.endpoints.model_files import PACKAGED, is_hub_name
 from streamco.errors import ConfigError, StreamcoError
 
 __all__ = ["Dialogue", "Sides", "check_images", "last_prompt"]
@@ -448,7 +449,7 @@ class Dialogue:
 
 def _is_device(name: str) -> bool:
     """Return True if a model's name is a file, a name on the hub or a URL, as only devices have."""
-    return name == "packaged" or name.startswith("hf:") or "://" in name or name.endswith(".gguf") or Path(name).expanduser().is_file()
+    return name == PACKAGED or is_hub_name(name) or "://" in name or name.endswith(".gguf") or Path(name).expanduser().is_file()
 
 
 async def _stoppable(work: Coroutine[object, object, Client], command: str) -> Client:
@@ -480,5 +481,5 @@ def check_images(sides: Sides | None, *, has_images: bool) -> None:
 
 def last_prompt(conversation: Conversation) -> str:
     """Return the first line of the user's last prompt, or "" if there is none."""
-    prompts = [turn.content for turn in conversation.turns if turn.role == "user"]
-    return prompts[-1].strip().partition("\n")[0][:80] if prompts else ""
+    question = conversation.last_question
+    return "" if question is None else question.content.strip().partition("\n")[0][:80]
