@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,6 +125,17 @@ def _lone_device(args: argparse.Namespace) -> tuple[Path, DeviceEndpoint]:
     return path, DeviceEndpoint(path, options=EngineOptions(threads=args.threads, max_sequences=1))
 
 
+@asynccontextmanager
+async def _loaded(device: DeviceEndpoint) -> AsyncIterator[None]:
+    """Keep the device's model loaded inside the block."""
+    try:
+        async with waiting("loading the model"):
+            await device.start()
+        yield
+    finally:
+        await device.aclose()
+
+
 async def _calibrate_device(args: argparse.Namespace) -> int:
     from msgspec.structs import replace
 
@@ -133,14 +146,10 @@ async def _calibrate_device(args: argparse.Namespace) -> int:
     texts = PROMPTS if args.prompts is None else read_prompts(args.prompts)
     begin_profile(args.profile)  # reports any problem with the file right away
     path, device = _lone_device(args)
-    try:
-        async with waiting("loading the model"):
-            await device.start()
+    async with _loaded(device):
         bar = ProgressText("reading prompts", "prompts read, writing")
         async with waiting(bar):
             speed = await measure_device_speed(device, texts=texts, on_progress=bar.record)
-    finally:
-        await device.aclose()
     if args.profile is not None:
         save_profile(replace(begin_profile(args.profile), device=speed), args.profile)
     print_plain(escaped(_as_json(speed)) if args.json else format_device(path.stem, speed))
@@ -156,14 +165,10 @@ async def _calibrate_quality(args: argparse.Namespace) -> int:
     prompts = read_labelled(args.quality)
     begin_profile(args.profile)  # reports any problem with the file right away
     path, device = _lone_device(args)
-    try:
-        async with waiting("loading the model"):
-            await device.start()
+    async with _loaded(device):
         bar = ProgressText("answering prompts", "prompts done")
         async with waiting(bar):
             answers, failures = await measure_answers(device, prompts, max_tokens=args.max_tokens, on_progress=bar.record)
-    finally:
-        await device.aclose()
     if failures:
         print_plain(f"{len(failures)} of {len(prompts)} prompts skipped, the first because of: {escaped(str(failures[0]))}", sys.stderr)
     points = curve(answers)

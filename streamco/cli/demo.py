@@ -11,13 +11,13 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.cli import demo_page
 from streamco.cli.demo_page import KillableServer, add_page_arguments, check_page_arguments, serve_page
+from streamco.cli.demo_story import BUDGETED, PROMPT, Stage, play_story
 from streamco.cli.options import (
     add_answer_arguments,
     add_look_arguments,
@@ -50,9 +50,6 @@ from streamco.engines.base import EngineOptions
 from streamco.errors import ConfigError
 from streamco.testing.server_process import running_server, started_server
 
-if TYPE_CHECKING:
-    from streamco.cli.demo_story import Stage
-
 __all__ = ["add_arguments", "run"]
 
 DESCRIPTION = """\
@@ -64,9 +61,7 @@ LATENCY = "openai-gpt-3.5-turbo-0125"
 PRICES = TokenPrices(prompt=0.5e-6, completion=1.5e-6)  # OpenAI's list price of that model, US dollars per token
 STEP_TIMES = "llama2-70b-a100x2"  # step times that are imposed on the server if it verifies
 PROMPT_LENGTHS = (35, 35, 35, 35, 35, 40, 40, 95)  # tokens, equally likely; what the plan expects before the first prompt
-
-
-DRAFTED = ("What is photosynthesis? Two sentences.", "Give me three tips for better sleep.")  # prompts of --mode speculate
+DRAFTED = (BUDGETED[0], PROMPT)  # prompts of --mode speculate
 
 
 class Models(Struct, frozen=True):
@@ -145,8 +140,6 @@ async def _demo(args: argparse.Namespace) -> int:
         async with _client(args) as client:
             code = await _play_drafts(client, args, view)
             return await _go_on(client, args, view) if code == 0 else code
-    from streamco.cli.demo_story import play_story
-
     code = await play_story(_stage(args), view)
     if code or not is_interactive(args):
         return code
@@ -206,8 +199,6 @@ def _timed_like(args: argparse.Namespace) -> str:
 
 def _stage(args: argparse.Namespace) -> Stage:
     """Return the stage for the scenes."""
-    from streamco.cli.demo_story import Stage
-
     models = _models(args)
 
     @asynccontextmanager

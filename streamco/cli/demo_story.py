@@ -28,7 +28,7 @@ from streamco.core.report_text import format_grade, format_seconds, format_usd
 from streamco.endpoints.base import TokenPrices
 from streamco.testing.server_process import ServerProcess
 
-__all__ = ["Stage", "play_story"]
+__all__ = ["BUDGETED", "PROMPT", "Stage", "play_story"]
 
 PROMPT = "Give me three tips for better sleep."
 BUDGETED = (
@@ -38,7 +38,7 @@ BUDGETED = (
     "Say hello in a friendly way.",
     "What is a bicycle?",
     "Why should I drink water?",
-    "Give me three tips for better sleep.",
+    PROMPT,
     (
         "Sum up in one sentence: Dear team, the move to the new building begins on Monday. Please pack your desk on Friday, put a label"
         " with your name on every box, and leave your computer where it is: the technicians carry it over during the weekend. Keys are"

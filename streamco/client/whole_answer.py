@@ -6,14 +6,13 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from msgspec import field
 
-from streamco.client.response_schema import read_object
+from streamco.client.response_schema import ParsedT, read_object
 from streamco.core.report import Report
 from streamco.errors import UnparsedAnswer
 from streamco.openai_types import ChatCompletion, ChatCompletionMessage, Choice, ResponseModel, further_fields, with_further
 
 __all__ = ["Answer", "ParsedAnswer", "ParsedChoice", "ParsedMessage", "ParsedT", "check_end", "read_answer", "read_content", "whole_answer"]
 
-ParsedT = TypeVar("ParsedT")
 _Model = TypeVar("_Model", bound=ResponseModel)
 
 

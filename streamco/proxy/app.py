@@ -67,17 +67,17 @@ class Proxy:
         client: makes the answers; the caller closes it.
         options: limits, key, names.
         access: what each caller may do, or None if there is at most one key, with which everything is allowed.
-        extras: additions to the page's chat, if any.
+        extras: additions to the page's chat.
     """
 
-    def __init__(self, client: Client, options: ProxyOptions, access: CallerAccess | None = None, extras: PageExtras | None = None) -> None:
+    def __init__(self, client: Client, options: ProxyOptions, access: CallerAccess | None, extras: PageExtras) -> None:
         self.client = client
         self.options = options
         self.admission = RequestAdmission(options)
         self.created = int(time.time())
         self.access = access
         self.ratings = Ratings(client)
-        self._extras = extras or PageExtras()
+        self._extras = extras
         self._answers: set[ChatStream] = set()
         self._tasks = TaskRules(options.task_patterns, takes_header=options.takes_tasks)
         has_tasks = bool(options.task_patterns) or options.takes_tasks
@@ -247,7 +247,7 @@ def make_app(client: Client, options: ProxyOptions | None = None, extras: PageEx
         ConfigError: there are callers, and a server has no known price, or shadow answers are on, which no caller would pay for. Raised
             when the application starts: the callers' file can't be used.
     """
-    options = options or ProxyOptions()
+    options, extras = options or ProxyOptions(), extras or PageExtras()
     registry = make_registry() if options.metrics else None
     access = None
     if options.callers is not None:

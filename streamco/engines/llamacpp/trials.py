@@ -15,18 +15,13 @@ from typing import Literal
 
 from streamco.engines.llamacpp.cache_dir import cache_folder, write_whole
 
-__all__ = ["Outcome", "Run", "is_frozen", "outcome"]
+__all__ = ["Outcome", "Run", "outcome"]
 
 CHILD_TIMEOUT = 120.0  # seconds; loading is mostly reading the file
 
 Run = Callable[[Sequence[str]], int | None]
 Outcome = Literal["works", "dies", "unknown"]
 """How a child ended: with status 0, killed by a signal, or in another way. It is also "unknown" where none can be started."""
-
-
-def is_frozen() -> bool:
-    """Return True in an application bundle, whose executable wouldn't start Python, so that nothing can be tried."""
-    return not sys.executable or bool(getattr(sys, "frozen", False))
 
 
 def outcome(key: str, arguments: Sequence[str], run: Run | None = None) -> Outcome:
@@ -40,7 +35,7 @@ def outcome(key: str, arguments: Sequence[str], run: Run | None = None) -> Outco
     known = _read_answer(key)
     if known is not None:
         return "works" if known else "dies"
-    if is_frozen():
+    if not sys.executable or getattr(sys, "frozen", False):  # an application bundle's executable wouldn't start Python
         return "unknown"
     status = (run or _run)([sys.executable, "-m", *arguments])
     if status is None or status > 0:

@@ -81,15 +81,14 @@ HEADERS: Mapping[str, str] = {
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-def add_page(app: web.Application, cors: tuple[str, ...], extras: PageExtras | None = None) -> None:
+def add_page(app: web.Application, cors: tuple[str, ...], extras: PageExtras) -> None:
     """Serve the page, and refuse requests that make work if a page from another origin sends them.
 
     Args:
         app: the proxy's application.
         cors: other origins that may send such requests.
-        extras: a demo's additions to the chat page, if any.
+        extras: additions to the page's chat.
     """
-    extras = extras or PageExtras()
     for path, file in FILES.items():
         app.router.add_get(path, _handler(file.read(), file.content_type))
     settings = {"prompts": list(extras.prompts), "kills_server": extras.kill_server is not None}
