@@ -11,11 +11,20 @@ from streamco.emulation.step_emulation import StepEmulator
 from streamco.engines.base import EngineOptions, StepTime
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
+from streamco.engines.llamacpp.library import load_library
 from streamco.errors import EngineError
 from tests.engines import fakes
 from tests.engines.llamacpp.vocabularies import SmallVocabulary
 
 MakeEngine = Callable[..., LlamaEngine]
+
+
+def _library() -> Any:
+    """The llama.cpp that runs, compiled or prebuilt; skips where there is none."""
+    try:
+        return load_library()
+    except EngineError as exc:
+        pytest.skip(str(exc))
 
 
 @pytest.fixture
@@ -41,7 +50,7 @@ def make_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeEngine]:
 @pytest.fixture(scope="session")
 def engine() -> Iterator[LlamaEngine]:
     """The packaged model, one thread; skips where it isn't installed."""
-    pytest.importorskip("llama_cpp")
+    _library()
     try:
         path = packaged_model()
     except EngineError as exc:
@@ -54,9 +63,17 @@ def engine() -> Iterator[LlamaEngine]:
 @pytest.fixture(scope="session")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallVocabulary]:
     """A vocabulary without a model, for grammars."""
-    pytest.importorskip("llama_cpp")
+    _library()
     pytest.importorskip("llguidance")
     pytest.importorskip("gguf")
     found = SmallVocabulary(tmp_path_factory.mktemp("vocabulary"))
     yield found
     found.close()
+
+
+@pytest.fixture
+def quantising() -> None:
+    """Skip a test that quantises a model if the llama.cpp that runs can't, as the prebuilt one."""
+    library = _library()
+    if lacks := [name for name in getattr(library, "missing", ()) if "quantize" in name]:
+        pytest.skip(f"{library.__version__} lacks {', '.join(lacks)}")

@@ -68,6 +68,7 @@ def test_a_model_that_does_not_run_says_so() -> None:
 
 @pytest.mark.long
 @pytest.mark.model
+@pytest.mark.usefixtures("quantising")
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K_M"])
 def test_a_real_text_read_in_batches_of_that_size_has_the_bits_of_one_read_row_by_row(
     engine: LlamaEngine, tmp_path: Path, kind: str

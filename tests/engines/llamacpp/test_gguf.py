@@ -44,8 +44,8 @@ def test_a_missing_source_says_so(tmp_path: Path) -> None:
         derived(tmp_path / "a.gguf", "F16")
 
 
+@pytest.mark.usefixtures("quantising")
 def test_a_source_that_is_no_model_leaves_nothing_behind(tmp_path: Path) -> None:
-    pytest.importorskip("llama_cpp")
     (tmp_path / "a.gguf").write_bytes(b"not a model")
     with pytest.raises(EngineError, match=r"expected llama.cpp to derive .*b.gguf.*, got status"):
         quantize(tmp_path / "a.gguf", tmp_path / "b.gguf", "F16")
@@ -54,6 +54,7 @@ def test_a_source_that_is_no_model_leaves_nothing_behind(tmp_path: Path) -> None
 
 @pytest.mark.long
 @pytest.mark.model
+@pytest.mark.usefixtures("quantising")
 def test_a_smaller_kind_with_fewer_layers_runs(engine: LlamaEngine, tmp_path: Path) -> None:
     target = quantize(engine.path, tmp_path / "small.gguf", "q2_k", prune_layers=[24, 25, 26])
     assert target.stat().st_size < engine.path.stat().st_size
