@@ -20,13 +20,17 @@
         ├── StreamConsumed
         └── ConcurrentRead
 
-Every message states what was expected, what was received and where. Text that had arrived before the failure is in ``.partial``.
+Every message states what was expected, what was received and where. Text that had arrived before the failure is in ``.partial``, and the
+answer's figures are in ``.report``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from streamco.core.report import Report
 
 __all__ = [
     "AllEndpointsFailed",
@@ -94,6 +98,8 @@ class StreamcoError(Exception):
     """The text of the answer that had arrived; "" if there was none, or if the error isn't about an answer."""
     code: str | None = None
     """OpenAI's machine-readable reason, such as "context_length_exceeded" for a prompt that is too long; None if there isn't one."""
+    report: Report | None = None
+    """The figures of the failed answer, with its cost; None if the answer hadn't begun, or if the error isn't about an answer."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(shorten(each) if isinstance(each, str) else each for each in args))

@@ -107,6 +107,11 @@ class PendingAnswer:
             raise StreamConsumed("expected a stream that has begun, got a report asked for before the first read")
         return self._asked.complete(self.driver.report(), self._notes(self.driver))
 
+    def describe(self, error: StreamcoError) -> None:
+        """Give the error that the answer ended with the answer's figures, unless it has those of another answer."""
+        if error.report is None:
+            error.report = self.report()
+
     def opening(self) -> Opening:
         """Return the part of the report that is known at the first token.
 

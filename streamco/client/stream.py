@@ -15,7 +15,7 @@ from streamco.client.answer import PendingAnswer
 from streamco.client.driver import AnswerDriver, Batch, SpeculatedChunk
 from streamco.core.report import Opening, Report
 from streamco.core.report_parts import AnswerUsage
-from streamco.errors import ConcurrentRead, StreamClosed, StreamConsumed, UsageError
+from streamco.errors import ConcurrentRead, StreamClosed, StreamcoError, StreamConsumed, UsageError
 from streamco.events import Origin
 from streamco.openai_types import ChatCompletionChunk, ChunkChoice, CompletionUsage, further_fields
 
@@ -180,9 +180,15 @@ class ChatStream(AnswerStream[ChatCompletionChunk]):
         """Wait for the first delivery without reading it.
 
         Raises:
-            StreamcoError: no endpoint could give the answer.
+            StreamcoError: no endpoint could give the answer. The stream is closed then.
         """
-        await (await self._answer.start()).peek()
+        driver = await self._answer.start()
+        try:
+            await driver.peek()
+        except StreamcoError as error:
+            await self.aclose()
+            self._answer.describe(error)
+            raise
 
     @property
     def opening(self) -> Opening:
@@ -209,11 +215,32 @@ class TokenStream(AnswerStream[Token]):
         return _read_tokens(self._answer)
 
 
+class _Reading:
+    """The reading of an answer: however it ends, the answer's work ends, and an error gets the answer's figures."""
+
+    __slots__ = ("_answer", "_driver")
+
+    def __init__(self, answer: PendingAnswer) -> None:
+        self._answer = answer
+        self._driver: AnswerDriver | None = None
+
+    async def __aenter__(self) -> AnswerDriver:
+        self._driver = driver = await self._answer.start()
+        return driver
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        driver = self._driver
+        assert driver is not None, "it was entered"
+        if not driver.is_over:
+            await _leave(driver)
+        if isinstance(error, StreamcoError):
+            self._answer.describe(error)
+
+
 async def _read_chunks(answer: PendingAnswer, *, includes_usage: bool) -> AsyncGenerator[ChatCompletionChunk, None]:
-    driver = await answer.start()
     last: ChatCompletionChunk | None = None
     counts: ChatCompletionChunk | None = None  # the newest chunk with nothing but usage; some servers also send one at the beginning
-    try:
+    async with _Reading(answer) as driver:
         while (batch := await driver.next_batch()) is not None:
             answer.source = batch[0]
             for chunk in batch[1]:
@@ -234,9 +261,6 @@ async def _read_chunks(answer: PendingAnswer, *, includes_usage: bool) -> AsyncG
             yield counts
         elif includes_usage and last is not None and last.usage is None:
             yield ChatCompletionChunk(id=last.id, created=last.created, model=last.model, usage=_shown(answer.usage()))
-    finally:
-        if not driver.is_over:
-            await _leave(driver)
 
 
 def _lacks_a_count(usage: CompletionUsage) -> bool:
@@ -252,18 +276,14 @@ def _shown(usage: AnswerUsage) -> CompletionUsage:
 
 
 async def _read_tokens(answer: PendingAnswer) -> AsyncGenerator[Token, None]:
-    driver = await answer.start()
     written: list[str] = []
-    try:
+    async with _Reading(answer) as driver:
         while (batch := await driver.next_batch()) is not None:
             for token in _tokens(batch):
                 if token.kind == "content":
                     written.append(token.text)
                 yield token
             _check_calls(batch, written)
-    finally:
-        if not driver.is_over:
-            await _leave(driver)
 
 
 def _check_calls(batch: Batch, written: list[str]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import csv
 import gzip
 import json
+import pickle
 import random
 import re
 from typing import Any
@@ -19,9 +20,10 @@ from streamco.core.report_parts import EndpointReport
 from streamco.endpoints.base import TokenPrices
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.token_counter import TokenCounter
+from streamco.errors import ConfigError, EndpointError
 from streamco.policies.cost import Usage, request_cost
 from streamco.profiles import Prices
-from streamco.testing import Pause, ScriptedResponse, ScriptedServer, chunk_event, json_answer
+from streamco.testing import Cut, Pause, ScriptedResponse, ScriptedServer, chunk_event, json_answer
 from streamco.testing.responses import sse_event
 from tests.client.helpers import HELLO, opened
 from tests.support.data import data_path
@@ -368,3 +370,47 @@ async def test_the_usage_of_the_answer_is_marked_too_and_so_are_totals(stream: b
 async def test_an_answer_of_nothing_may_have_a_count_of_zero() -> None:
     part = await billed({"prompt_tokens": 30, "completion_tokens": 0, "total_tokens": 30}, text="")
     assert (part.prompt_tokens, part.completion_tokens) == (30, 0)
+
+
+# Answers that fail
+
+
+async def read_answer(client: Client, how: str) -> None:
+    """Ask for an answer in one of the ways, and read it."""
+    if how == "whole":
+        await client.chat.completions.create(messages=HELLO)
+    elif how == "chunks":
+        async for _ in await client.chat.completions.create(messages=HELLO, stream=True):
+            pass
+    else:
+        async for _ in client.stream("hello"):
+            pass
+
+
+@pytest.mark.parametrize("how", ["whole", "chunks", "tokens"])
+async def test_the_error_of_an_answer_shows_what_it_has_cost(how: str) -> None:
+    answer = ScriptedResponse(steps=[chunk_event("one two"), chunk_event(" three"), Cut()])
+    async with ScriptedServer(answer) as scripted:
+        remote = OpenAIEndpoint("m", base_url=scripted.url, name="server", prices=PRICES)
+        async with opened(server=remote) as client:
+            with pytest.raises(EndpointError) as caught:
+                await read_answer(client, how)
+    report = pickle.loads(pickle.dumps(caught.value)).report
+    assert report == caught.value.report
+    assert report is not None
+    assert report.cost_usd is not None
+    assert report.cost_usd > 0
+    assert (report.ending, caught.value.partial) == ("failed", "one two three")
+
+
+async def test_the_error_before_the_first_token_has_a_report_and_a_mistake_has_none() -> None:
+    async with ScriptedServer(ScriptedResponse(status=401)) as scripted:
+        remote = OpenAIEndpoint("m", base_url=scripted.url, name="server", prices=PRICES)
+        async with opened(server=remote) as client:
+            with pytest.raises(EndpointError) as caught:
+                await client.chat.completions.create(messages=HELLO, stream=True)
+            assert caught.value.report is not None
+            assert [part.outcome for part in caught.value.report.endpoints] == ["failed"]
+            with pytest.raises(ConfigError) as mistaken:
+                await client.chat.completions.create(messages=HELLO, temperature=-1)
+            assert mistaken.value.report is None
