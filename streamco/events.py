@@ -6,12 +6,12 @@ The events are the input of the race machine. An event carries a whole batch: on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from msgspec import Struct
 
 from streamco.errors import EndpointError
-from streamco.openai_types import ChatCompletionChunk, CompletionUsage, has_output
+from streamco.openai_types import ChatCompletionChunk, CompletionUsage, has_output, with_text
 
 __all__ = [
     "AbilitiesFound",
@@ -26,6 +26,7 @@ __all__ = [
     "StreamFailed",
     "StreamRetrying",
     "TextCount",
+    "TextRepeated",
     "TokenConfidence",
     "TokensReceived",
     "Written",
@@ -71,6 +72,33 @@ class TokensReceived(Struct, frozen=True):
     def has_output(self) -> bool:
         """True if the chunks hold anything that was generated, even if it isn't a token: media, encrypted reasoning."""
         return any(has_output(choice.delta) for chunk in self.chunks for choice in chunk.choices)
+
+
+class TextRepeated(Struct, frozen=True, gc=False):
+    """A chunk has come from an endpoint that is like an earlier chunk except for its text.
+
+    Args:
+        source: name of the endpoint.
+        like: the earlier chunk, which has one choice and no other text than its content; it must not be changed.
+        text: the text.
+        tokens: number of tokens in the text, an estimate.
+    """
+
+    confidences: ClassVar[tuple[TokenConfidence, ...]] = ()
+
+    source: str
+    like: ChatCompletionChunk
+    text: str
+    tokens: int
+
+    @property
+    def chunks(self) -> list[ChatCompletionChunk]:
+        """The chunk alone, made anew each time."""
+        return [with_text(self.like, self.text)]
+
+    def expand(self) -> TokensReceived:
+        """Return the same as an ordinary event."""
+        return TokensReceived(self.source, self.chunks, self.tokens)
 
 
 class StreamEnded(Struct, frozen=True):

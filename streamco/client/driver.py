@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from streamco.core.report import Opening, Report
@@ -10,10 +11,14 @@ from streamco.core.totals import AnswerCost
 from streamco.events import Origin
 from streamco.openai_types import ChatCompletionChunk
 
-__all__ = ["AnswerDriver", "Batch", "SpeculatedChunk"]
+__all__ = ["AnswerDriver", "Batch", "Relay", "SpeculatedChunk"]
 
 Batch = tuple[str, list[ChatCompletionChunk], float]
 """Endpoint name, chunks, time of their delivery (seconds, the driver's clock)."""
+
+
+Relay = Callable[[ChatCompletionChunk, str], Awaitable[None]]
+"""Passes on the text of a chunk that is like an earlier chunk except for it: takes the earlier chunk and the text."""
 
 
 class SpeculatedChunk(ChatCompletionChunk, kw_only=True, gc=False):
@@ -64,8 +69,12 @@ class AnswerDriver(Protocol):
         """Return the answer's token counts so far."""
         ...
 
-    async def next_batch(self) -> Batch | None:
-        """Wait for the next delivery; None means that the answer is complete."""
+    async def next_batch(self, relay: Relay | None = None) -> Batch | None:
+        """Wait for the next delivery; None means that the answer is complete.
+
+        Args:
+            relay: may get deliveries of one chunk that need no chunk, in order, before this returns. What it raises is raised.
+        """
         ...
 
     async def peek(self) -> None:

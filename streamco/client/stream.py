@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.client.answer import PendingAnswer
-from streamco.client.driver import AnswerDriver, Batch, SpeculatedChunk
+from streamco.client.driver import AnswerDriver, Batch, Relay, SpeculatedChunk
 from streamco.core.report import Opening, Report
 from streamco.core.report_parts import AnswerUsage
 from streamco.errors import ConcurrentRead, StreamClosed, StreamcoError, StreamConsumed, UsageError
@@ -175,6 +175,22 @@ class ChatStream(AnswerStream[ChatCompletionChunk]):
     def __init__(self, answer: PendingAnswer, *, includes_usage: bool = False) -> None:
         super().__init__(answer)
         self._includes_usage = includes_usage
+        self._relay: Relay | None = None
+
+    def relaying(self, relay: Relay) -> AsyncGenerator[ChatCompletionChunk, None]:
+        """Iterate the stream, for a program that sends chunks on: most chunks of plain text come as an earlier chunk and the new text.
+
+        Args:
+            relay: awaited with the earlier chunk, which it must not change, and the new text, in order with the chunks of the iteration.
+                What it raises ends the stream.
+
+        Raises:
+            StreamConsumed: something was read before.
+        """
+        if self._iterator is not None:
+            raise StreamConsumed("expected a fresh stream, got one that was read before")
+        self._relay = relay
+        return aiter(self)
 
     async def first(self) -> None:
         """Wait for the first delivery without reading it.
@@ -205,7 +221,8 @@ class ChatStream(AnswerStream[ChatCompletionChunk]):
         return self._answer.source
 
     def _iterate(self) -> AsyncGenerator[ChatCompletionChunk, None]:
-        return _read_chunks(self._answer, includes_usage=self._includes_usage)
+        relay, self._relay = self._relay, None  # it may refer to this stream
+        return _read_chunks(self._answer, relay, includes_usage=self._includes_usage)
 
 
 class TokenStream(AnswerStream[Token]):
@@ -237,11 +254,11 @@ class _Reading:
             self._answer.describe(error)
 
 
-async def _read_chunks(answer: PendingAnswer, *, includes_usage: bool) -> AsyncGenerator[ChatCompletionChunk, None]:
+async def _read_chunks(answer: PendingAnswer, relay: Relay | None, *, includes_usage: bool) -> AsyncGenerator[ChatCompletionChunk, None]:
     last: ChatCompletionChunk | None = None
     counts: ChatCompletionChunk | None = None  # the newest chunk with nothing but usage; some servers also send one at the beginning
     async with _Reading(answer) as driver:
-        while (batch := await driver.next_batch()) is not None:
+        while (batch := await driver.next_batch(relay)) is not None:
             answer.source = batch[0]
             for chunk in batch[1]:
                 if chunk.usage is not None and (driver.has_changed_hands or (last is not None and _lacks_a_count(chunk.usage))):

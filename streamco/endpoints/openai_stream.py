@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from msgspec import Struct
 
@@ -31,7 +31,7 @@ from streamco.errors import (
     StreamClosed,
     StreamConsumed,
 )
-from streamco.events import StreamEnded, TokensReceived, Written
+from streamco.events import StreamEnded, TextRepeated, TokensReceived, Written
 from streamco.openai_types import ChatCompletionChunk, has_output
 from streamco.wire.event_stream_parser import EventStreamParser
 from streamco.wire.messages_api.message_stream import MessageStreamParser
@@ -248,6 +248,7 @@ class OpenAIStream:
         self._response: aiohttp.ClientResponse | None = None
         self._content: aiohttp.StreamReader | None = None
         self._parser: Parser = _NOT_BEGUN
+        self._repeating: ChatStreamParser | None = None  # the parser, if it can recognise reads that repeat others
         self._boundary = BoundaryWhitespace()
         self._held: list[ChatCompletionChunk] | None = []  # chunks before the first content; None once it has arrived
         self._is_complete = False
@@ -257,7 +258,7 @@ class OpenAIStream:
         self._expired: EndpointTimeoutError | None = None
         self._end: _End | None = None
 
-    async def receive(self) -> TokensReceived | StreamEnded:
+    def receive(self) -> Coroutine[Any, Any, TokensReceived | StreamEnded]:
         """Wait for the next tokens or the end; one network read becomes one event. Cancelling loses nothing.
 
         Raises:
@@ -266,6 +267,19 @@ class OpenAIStream:
             StreamConsumed: the stream has already ended.
             ConcurrentRead: another task is waiting here.
         """
+        return self._receive(repeats=False)
+
+    def receive_repeats(self) -> Coroutine[Any, Any, TokensReceived | TextRepeated | StreamEnded]:
+        """Do the same as ``receive``, but return a read that repeats an earlier one except for its text as ``TextRepeated``."""
+        return self._receive(repeats=True)
+
+    @overload
+    async def _receive(self, *, repeats: Literal[False]) -> TokensReceived | StreamEnded: ...
+
+    @overload
+    async def _receive(self, *, repeats: bool) -> TokensReceived | TextRepeated | StreamEnded: ...
+
+    async def _receive(self, *, repeats: bool) -> TokensReceived | TextRepeated | StreamEnded:
         if self._is_reading:
             raise ConcurrentRead(f"{self._name}: expected one reader at a time, got a second receive while one waits")
         self._is_reading = True
@@ -286,9 +300,15 @@ class OpenAIStream:
                 finally:
                     self._watchdog.pause()
                 parser = self._parser
+                repeating = self._repeating if repeats and self._is_settled and failure is None else None
+                if repeating is not None and (repeated := repeating.feed_repeated(data)) is not None:
+                    self._watchdog.feed(has_content=True)
+                    return repeated
                 chunks = parser.feed(data) if data else []
                 if data and parser.goes_on and self._is_settled and failure is None:
                     self._watchdog.feed(has_content=True)
+                    if repeating is not None and len(chunks) == 1:
+                        repeating.learn_repeated(data, chunks[0])
                     return TokensReceived(self._name, chunks, parser.tokens)
                 event = self._take(data, chunks, failure)
                 if event is not None:
@@ -376,7 +396,8 @@ class OpenAIStream:
     async def _open(self, wait: float) -> None:
         """Wait until an answer begins, and set the stream up to read it."""
         response, call = await self._opener.open(wait, self._watchdog)
-        self._parser = self._make_parser(call, response.headers.get("Content-Type", ""))
+        self._parser = parser = self._make_parser(call, response.headers.get("Content-Type", ""))
+        self._repeating = parser if isinstance(parser, ChatStreamParser) else None
         self._boundary = BoundaryWhitespace(call.held_whitespace)
         self._response = response
         self._content = response.content

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec import field
+from msgspec.structs import replace
 
 from streamco.openai_types.logprobs import ChoiceLogprobs, TokenLogprobs, TopLogprob
 from streamco.openai_types.response_model import ResponseModel, further_fields, with_further, without_further
@@ -40,6 +41,7 @@ __all__ = [
     "further_fields",
     "has_output",
     "with_further",
+    "with_text",
     "without_further",
 ]
 
@@ -317,3 +319,9 @@ def has_output(delta: ChoiceDelta) -> bool:
     if delta.audio or delta.reasoning_details or delta.channel:
         return True
     return type(delta) is not ChoiceDelta and any(further_fields(delta).values())
+
+
+def with_text(chunk: ChatCompletionChunk, text: str | None, field: str = "content") -> ChatCompletionChunk:
+    """Return a copy of a chunk with this text in this field of its first choice's delta; the copies share all other values."""
+    choice = chunk.choices[0]
+    return replace(chunk, choices=[replace(choice, delta=replace(choice.delta, **{field: text}))])

@@ -22,6 +22,7 @@ from streamco.openai_types import (
     CompletionUsage,
     ResponseModel,
     further_fields,
+    with_text,
 )
 from streamco.proxy.origins import EXTENSION
 from streamco.server.http.encoding import CHAT, COMPLETION, DONE, Json, ObjectNames, encode, event, make_choice
@@ -142,6 +143,8 @@ class _Shape:
         self._begun: set[int] = set()
         self._finished: set[int] = set()
         self._repeated: _RepeatedEvent | None = None
+        self._like: ChatCompletionChunk | None = None  # the chunk that ``repeat`` was last called with
+        self._around = (b"", b"")  # the bytes of its event before and after the text
         self._tries = _MAX_TRIES
 
     def event(self, chunk: ChatCompletionChunk, origin: Json | None = None) -> bytes:
@@ -156,6 +159,21 @@ class _Shape:
         if origin is None and self._tries and _has_text_alone(chunk) and chunk.choices[0].index in self._begun:
             self._learn(chunk)
         return self._encode(chunk, origin)
+
+    def repeat(self, like: ChatCompletionChunk, text: str) -> bytes:
+        """Return the event for a chunk that is like another one except for its text. The other one isn't changed meanwhile."""
+        if like is self._like:
+            head, tail = self._around
+            return b"%b%b%b" % (head, encode(text), tail)
+        data = self.event(with_text(like, text))  # which may be the first one, with the role
+        if (around := self._encode_around(like)) is not None:
+            self._like, self._around = like, around
+        return data
+
+    def _encode_around(self, chunk: ChatCompletionChunk) -> tuple[bytes, bytes] | None:
+        """Return the bytes of a chunk's event before and after its text, or None if the text isn't found."""
+        head, text, tail = self._encode(with_text(chunk, _PROBE), None).partition(encode(_PROBE))
+        return (head, tail) if text and text not in tail else None
 
     def _encode(self, chunk: ChatCompletionChunk, origin: Json | None) -> bytes:
         choices = [shaped for choice in chunk.choices if (shaped := self._take(choice)) is not None]
@@ -176,12 +194,8 @@ class _Shape:
         """Use this chunk's event as the pattern for the next ones. It must not be the first of its choice, which has the role."""
         self._tries -= 1
         self._repeated = None
-        choice = chunk.choices[0]
-        delta = replace(choice.delta, content=_PROBE)
-        own = replace(chunk, choices=[replace(choice, delta=delta)])
-        head, text, tail = self._encode(own, None).partition(encode(_PROBE))
-        if text and text not in tail:
-            self._repeated = _RepeatedEvent(own, head, tail)
+        if (around := self._encode_around(chunk)) is not None:
+            self._repeated = _RepeatedEvent(with_text(chunk, _PROBE), *around)
 
     def report(self, report: Report) -> bytes:
         """Return the event with the final report: a chunk without choices."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from types import MappingProxyType, TracebackType
 from typing import Self
 
@@ -47,17 +47,21 @@ class _Sender:
         self._keepalive_task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    async def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> Awaitable[None]:
+        """Send bytes, after those before. A plain function, because an event has no time for another coroutine."""
+        if self._keepalive_task is None and self.events.needs_no_wait(data):
+            self._quiet_since = self._loop.time()
+            return self.events.response.write(data)
+        return self._write_slowly(data)
+
+    async def _write_slowly(self, data: bytes) -> None:
         if self._keepalive_task is not None:
             await asyncio.wait([self._keepalive_task])
-        if self.events.needs_no_wait(data):
-            await self.events.response.write(data)
-        else:
-            self._is_writing = True
-            try:
-                await self.events.write(data)
-            finally:
-                self._is_writing = False
+        self._is_writing = True
+        try:
+            await self.events.write(data)
+        finally:
+            self._is_writing = False
         self._quiet_since = self._loop.time()
 
     async def finish(self, data: bytes) -> None:
@@ -162,7 +166,8 @@ async def stream_answer(
             if not sender.events.has_begun:
                 opening = answer.opening
                 sender.events.response.headers.update(opening_headers(opening) | model_header(opening, unknown_model))
-            async for chunk in answer:
+            repeat = shape.repeat if marks is None and isinstance(shape, ChatShape | CompletionShape) else None
+            async for chunk in answer if repeat is None else answer.relaying(lambda like, text: sender.write(repeat(like, text))):
                 if data := shape.event(chunk) if marks is None else marks.event(chunk):
                     await sender.write(data)
         except ConnectionError:

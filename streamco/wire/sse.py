@@ -64,6 +64,11 @@ class SSEParser:
         self._is_between = False  # True if nothing is held, so that the next byte is the first of an event
         self._failure: EndpointProtocolError | None = None
 
+    @property
+    def is_between(self) -> bool:
+        """True if nothing is held, so that the next byte is the first of an event."""
+        return self._is_between
+
     def feed(self, data: bytes) -> list[SSEEvent]:
         """Parse more bytes and return the events that they complete.
 

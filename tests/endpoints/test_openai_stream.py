@@ -980,3 +980,10 @@ async def test_one_attempt_without_retries_asks_once() -> None:
     async with ScriptedServer(failing(503)) as server, opened(server.url, retry=RetryPolicy(attempts=0)) as endpoint:
         await ask(endpoint)
         assert len(server.requests) == 1
+
+
+async def test_rubbish_after_the_finish_reason_and_a_cut_leave_the_answer_whole() -> None:
+    end = chunk_event(finish_reason="stop") + b"<html>oops</html>\n"
+    async with ScriptedServer(events(chunk_event("one"), chunk_event(" two"), end, Cut())) as server, opened(server.url) as remote:
+        answered = await ask(remote)
+        assert (answered.text, answered.error) == ("one two", None)

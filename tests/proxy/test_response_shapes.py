@@ -19,6 +19,7 @@ from streamco.openai_types import (
     FunctionDelta,
     ToolCallDelta,
     with_further,
+    with_text,
 )
 from streamco.proxy.response_shapes import ChatShape, CompletionShape
 from streamco.wire.openai.assembler import assemble
@@ -221,6 +222,23 @@ def test_events_that_repeat_another_are_the_same_bytes(
     quick._head = slow._head = {"id": "a", "object": "chat.completion.chunk", "created": 5, "model": "m"}
     slow._tries = 0
     assert [quick.event(each) for each in chunks] == [slow.event(each) for each in chunks]
+    assert quick.ending("stop") == slow.ending("stop")
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.text(min_size=1, max_size=5), st.booleans()), max_size=30),
+    st.sampled_from([ChatShape, CompletionShape]),
+    st.booleans(),
+)
+def test_text_that_repeats_a_chunk_is_the_same_bytes_as_the_chunk(
+    runs: list[tuple[int, str, bool]], kind: type[ChatShape | CompletionShape], wants_usage: bool
+) -> None:
+    likes = [text("a"), text("a", obfuscation="x"), text("a", provider="p")]
+    quick, slow = (kind(model="m", wants_usage=wants_usage) for _ in range(2))
+    quick._head = slow._head = {"id": "a", "object": "chat.completion.chunk", "created": 5, "model": "m"}
+    for number, piece, is_repeated in runs:
+        whole = with_text(likes[number], piece)
+        assert (quick.repeat(likes[number], piece) if is_repeated else quick.event(whole)) == slow._encode(whole, None)
     assert quick.ending("stop") == slow.ending("stop")
 
 

@@ -11,13 +11,18 @@ from typing import Any
 
 import pytest
 
+from streamco.client.stream import ChatStream
+from streamco.config import RetryPolicy
 from streamco.endpoints.base import Capabilities, TokenPrices
+from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import EndpointConnectError, EndpointProtocolError, EndpointStatusError
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage
 from streamco.proxy import streaming
 from streamco.proxy.response_shapes import ChatShape
 from streamco.server.http.event_stream import EventStream
+from streamco.testing import Cut, ScriptedServer, stream_answer
 from streamco.testing.endpoint import text_chunk
+from streamco.testing.responses import RecordedRequest, ScriptedResponse
 from tests.client.helpers import ShapedDevice, device, server, words
 from tests.proxy.support import CHAT, HELLO, TEXT, RunningProxy, proxying
 from tests.server.support import contents, next_event, until
@@ -60,6 +65,50 @@ async def test_usage_is_the_last_chunk_when_asked_for_and_null_before() -> None:
     assert chunks[-1]["choices"] == []
     assert chunks[-1]["usage"]["total_tokens"] == 13
     assert all("usage" not in event for event in plain if isinstance(event, dict))
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize("wants_usage", [False, True])
+async def test_bytes_are_the_same_whether_text_is_relayed_or_comes_as_chunks(
+    path: str, wants_usage: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = [f" word{number}" for number in range(30)]
+    begun = stream_answer(story[:17], gap=0.002)
+    cut = ScriptedResponse(headers=begun.headers, steps=[*begun.steps[:-2], Cut()])
+
+    def respond(request: RecordedRequest) -> ScriptedResponse:
+        rest = story[17:] if request.json()["messages"][-1]["role"] == "assistant" else story
+        return stream_answer(rest, gap=0.002, usage={"prompt_tokens": 5, "completion_tokens": 13})
+
+    body: dict[str, Any] = {"prompt": "Hello"} if path == TEXT else dict(HELLO)
+    if wants_usage:
+        body["stream_options"] = {"include_usage": True}
+    relayed, seen = ChatStream.relaying, []
+
+    def counted(stream: ChatStream, relay: Any) -> Any:
+        async def take(like: ChatCompletionChunk, text: str) -> None:
+            seen.append(text)
+            await relay(like, text)
+
+        return relayed(stream, take)
+
+    async def read() -> list[str]:
+        able = Capabilities(continuation="continue_final_message")
+        sides = [
+            OpenAIEndpoint("m", base_url=each.url, name=name, probe=False, capabilities=able, retry=RetryPolicy(attempts=0))
+            for name, each in (("first", first), ("second", second))
+        ]
+        async with proxying(server=sides) as proxy:
+            events = await proxy.events(path, body)
+            assert not any(isinstance(event, dict) and "error" in event for event in events)
+            return [json.dumps({**event, "id": "", "created": 0}) for event in events if isinstance(event, dict)]
+
+    async with ScriptedServer(lambda _: cut) as first, ScriptedServer(respond) as second:
+        monkeypatch.setattr(ChatStream, "relaying", counted)
+        quick = await read()
+        assert len(seen) > 20
+        monkeypatch.setattr(ChatStream, "relaying", lambda stream, relay: aiter(stream))
+        assert await read() == quick
 
 
 async def test_usage_behind_a_hand_over_is_the_whole_answers_in_chunk_comment_and_whole_answer() -> None:

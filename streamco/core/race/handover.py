@@ -13,7 +13,7 @@ from streamco.core.race.attempt import Attempt, AttemptState
 from streamco.core.race.migration import MigrationController, MigrationPlan, MigrationState, Prepare, Release, Switch
 from streamco.core.race.transcript import Transcript
 from streamco.core.report_parts import HandOver
-from streamco.events import Partial
+from streamco.events import Partial, TextRepeated
 from streamco.openai_types import ChatCompletionChunk
 
 __all__ = ["Handover", "OnFailure", "make_handover"]
@@ -42,7 +42,7 @@ class Handover:
         """True if a migration may still come."""
         return self._controller is not None and not self._controller.is_done
 
-    def add(self, chunks: list[ChatCompletionChunk], tokens: int, vocabulary: str | None) -> None:
+    def add(self, chunks: list[ChatCompletionChunk] | TextRepeated, tokens: int, vocabulary: str | None) -> None:
         """Add what the endpoint with this vocabulary generated next."""
         self.transcript.add(chunks, tokens, vocabulary)
 

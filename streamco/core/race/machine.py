@@ -37,7 +37,17 @@ from streamco.core.race.migration import MigrationPlan, Prepare, Release, Switch
 from streamco.core.race.restart import Diverged
 from streamco.core.report_parts import HandOver
 from streamco.errors import AllEndpointsFailed, EndpointError, EndpointProtocolError, StreamcoError, is_out_of_time, is_refusal
-from streamco.events import AbilitiesFound, Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, StreamRetrying, TokensReceived
+from streamco.events import (
+    AbilitiesFound,
+    Event,
+    ReaderLeft,
+    StreamCancelled,
+    StreamEnded,
+    StreamFailed,
+    StreamRetrying,
+    TextRepeated,
+    TokensReceived,
+)
 from streamco.openai_types import ChatCompletionChunk
 
 __all__ = ["Fatal", "OnFailure", "RaceMachine", "RacePlan"]
@@ -139,7 +149,7 @@ class RaceMachine:
             case AbilitiesFound():
                 self._receive_abilities(event, now)
 
-    def pass_on(self, event: TokensReceived, *, now: float) -> bool:
+    def pass_on(self, event: TokensReceived | TextRepeated, *, now: float) -> bool:
         """Count an event and return True if its chunks go to the reader unchanged and now: the fast path of most tokens.
 
         If it returns False, nothing was done, because more is needed than delivering the chunks; call ``receive``.
@@ -160,7 +170,7 @@ class RaceMachine:
             if event.confidences:
                 attempt.confidence.record(event.confidences)
         if handover is not None:
-            handover.add(event.chunks, tokens, attempt.plan.vocabulary)
+            handover.add(event if isinstance(event, TextRepeated) else event.chunks, tokens, attempt.plan.vocabulary)
         if tokens:
             self.meter.record(tokens, now=now)
         return True

@@ -12,7 +12,7 @@ Reasoning is not part of the answer and is not handed over.
 
 from __future__ import annotations
 
-from streamco.events import Partial
+from streamco.events import Partial, TextRepeated
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 
 __all__ = ["Transcript"]
@@ -23,13 +23,14 @@ class Transcript:
 
     def __init__(self) -> None:
         self.tokens = 0
-        self._batches: list[tuple[str | None, list[ChatCompletionChunk]]] = []
+        self._batches: list[tuple[str | None, list[ChatCompletionChunk] | TextRepeated]] = []
         self._dropped: set[int] = set()  # positions of choices that the target generated again
 
-    def add(self, chunks: list[ChatCompletionChunk], tokens: int, vocabulary: str | None) -> None:
+    def add(self, chunks: list[ChatCompletionChunk] | TextRepeated, tokens: int, vocabulary: str | None) -> None:
         """Add a batch of chunks.
 
         Args:
+            chunks: the chunks, or an event that stands for one of them.
             tokens: number of content tokens in the chunks.
             vocabulary: fingerprint of the endpoint's tokenizer; None if not known.
         """
@@ -48,7 +49,7 @@ class Transcript:
 
         Unfinished reasoning, half a tool call and the last words of an answer can't be handed over.
         """
-        newest = [choice for chunk in (self._batches[-1][1] if self._batches else []) for choice in chunk.choices[:1]]
+        newest = [choice for chunk in (_chunks_of(self._batches[-1][1]) if self._batches else []) for choice in chunk.choices[:1]]
         return any(choice.delta.content for choice in newest) and not any(
             choice.delta.tool_calls or choice.delta.function_call or choice.finish_reason for choice in newest
         )
@@ -117,7 +118,11 @@ class Transcript:
         return incomplete
 
     def _choices(self) -> list[tuple[str | None, ChunkChoice]]:
-        return [(vocabulary, choice) for vocabulary, chunks in self._batches for chunk in chunks for choice in chunk.choices[:1]]
+        return [(vocabulary, choice) for vocabulary, batch in self._batches for chunk in _chunks_of(batch) for choice in chunk.choices[:1]]
+
+
+def _chunks_of(batch: list[ChatCompletionChunk] | TextRepeated) -> list[ChatCompletionChunk]:
+    return batch.chunks if isinstance(batch, TextRepeated) else batch
 
 
 def _is_silent(delta: ChoiceDelta) -> bool:

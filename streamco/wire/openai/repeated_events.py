@@ -18,9 +18,9 @@ import msgspec
 from msgspec import Struct
 
 from streamco._native import copy_events
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, with_text
 
-__all__ = ["FEW", "CopiedEvents", "RepeatedEvents"]
+__all__ = ["FEW", "CopiedEvents", "RepeatedEvents", "RepeatedReads"]
 
 FEW = 8
 """How many events learning a pattern must save, or it costs more than it saves."""
@@ -30,6 +30,7 @@ _MAX_BYTES = 768  # of an event whose pattern is learned
 _MAX_STRINGS = 4  # strings of an event that may be its text
 _find_strings = re.compile(rb'"(?:content|reasoning_content|reasoning|text)"\s*:\s*"((?:[^"\\]|\\.)*)"').finditer
 _PROBE = "\x7fstreamco"
+_FIELD, _ENDS = b"data: ", (b"\n\n", b"\r\n\r\n")
 _TEXTS = ("content", "reasoning_content", "reasoning")
 
 _read_text = msgspec.json.Decoder(str).decode
@@ -112,6 +113,56 @@ class RepeatedEvents:
         return CopiedEvents(chunks, pieces, longest, pattern.field == "content")
 
 
+class RepeatedReads:
+    """Recognises reads of one answer that are one event and differ from an earlier read only in their text.
+
+    Args:
+        decode: the fast decoder of these events.
+        limit_bytes: maximum size of an event.
+
+    Attributes:
+        chunk: the earlier read's chunk, which nobody else has; None if no read has been learned.
+    """
+
+    __slots__ = ("_credit", "_decode", "_head", "_limit", "_tail", "chunk")
+
+    def __init__(self, decode: Decode, *, limit_bytes: int = _MAX_BYTES) -> None:
+        self._decode = decode
+        self._limit = min(_MAX_BYTES, limit_bytes)
+        self._credit = _MAX_CREDIT
+        self._head = self._tail = b""  # the bytes around the text, with its quotes
+        self.chunk: ChatCompletionChunk | None = None
+
+    def learn(self, data: bytes, chunk: ChatCompletionChunk) -> None:
+        """Recognise reads like this one, whose chunk is given, if it is one event whose only text is content."""
+        if self._credit < 1 or len(data) > self._limit or self._is_alike(data) or _field_of_text(chunk) != "content":
+            return
+        payload = data[len(_FIELD) :].rstrip(b"\r\n")
+        end = data[len(_FIELD) + len(payload) :]
+        if not data.startswith(_FIELD) or end not in _ENDS or b"\n" in payload or b"\r" in payload:
+            return
+        self._credit -= 1
+        self.chunk = None
+        if (pattern := _find_pattern(payload, chunk, self._decode)) is not None:
+            self._head, self._tail = _FIELD + pattern.head, pattern.tail + end
+            self.chunk = with_text(chunk, chunk.choices[0].delta.content)
+
+    def text_of(self, data: bytes) -> str:
+        """Return the text of a read like the one that was learned, or "" if it isn't like it or has no text."""
+        if len(data) > self._limit or not self._is_alike(data):
+            return ""
+        try:
+            text = _read_text(data[len(self._head) - 1 : len(data) - len(self._tail) + 1])
+        except (msgspec.DecodeError, ValueError):
+            return ""
+        self._credit = min(_MAX_CREDIT, self._credit + 1 / FEW)
+        return text
+
+    def _is_alike(self, data: bytes) -> bool:
+        head, tail = self._head, self._tail
+        return self.chunk is not None and len(data) > len(head) + len(tail) and data.startswith(head) and data.endswith(tail)
+
+
 def _find_pattern(payload: bytes, chunk: ChatCompletionChunk, decode: Decode) -> _Pattern | None:
     """Return the pattern of an event, or None if it can't be copied or its text isn't found.
 
@@ -120,7 +171,7 @@ def _find_pattern(payload: bytes, chunk: ChatCompletionChunk, decode: Decode) ->
     field = _field_of_text(chunk)
     if field is None:
         return None
-    expected = _copy_with(chunk, field, _PROBE)
+    expected = with_text(chunk, _PROBE, field)
     for number, found in enumerate(_find_strings(payload)):
         if number == _MAX_STRINGS:
             break
@@ -150,9 +201,3 @@ def _field_of_text(chunk: ChatCompletionChunk) -> str | None:
 def _is_shareable(model: Struct, but: str) -> bool:
     """Return True if all fields but one are numbers, strings or None, which no reader can change."""
     return all(name == but or isinstance(getattr(model, name), str | int | float | None) for name in model.__struct_fields__)
-
-
-def _copy_with(chunk: ChatCompletionChunk, field: str, text: str) -> ChatCompletionChunk:
-    choice = chunk.choices[0]
-    delta = msgspec.structs.replace(choice.delta, **{field: text})
-    return msgspec.structs.replace(chunk, choices=[msgspec.structs.replace(choice, delta=delta)])

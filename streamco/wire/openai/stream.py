@@ -13,6 +13,7 @@ import msgspec
 
 from streamco.config import Limits
 from streamco.errors import EndpointError, EndpointProtocolError
+from streamco.events import TextRepeated
 from streamco.openai_types import ChatCompletionChunk, ChunkChoice, CompletionUsage, further_fields, has_output
 from streamco.wire.completeness import Completeness, End, read_reason
 from streamco.wire.openai.delta_halves import DeltaHalves, make_whole
@@ -23,7 +24,7 @@ from streamco.wire.openai.further_fields import may_hold_text
 from streamco.wire.openai.json_body import JSONBody, decode_body, excerpt, is_json, split_answer
 from streamco.wire.openai.lenient_decode import CumulativeText, build_chunk, decode_object, find_usage, newer_usage
 from streamco.wire.openai.other_apis import OddEvents, foreign_answer
-from streamco.wire.openai.repeated_events import FEW, RepeatedEvents
+from streamco.wire.openai.repeated_events import FEW, RepeatedEvents, RepeatedReads
 from streamco.wire.openai.token_estimate import ONE_TOKEN, estimate_delta, estimate_tokens, is_text
 from streamco.wire.openai.tool_calls import ChoiceNumbers
 from streamco.wire.sse import SSEParser
@@ -76,6 +77,7 @@ class ChatStreamParser:
         """What has come so far to mark the answer's end."""
         self._extended = ExtendedDecoder(api)
         self._repeated = RepeatedEvents(self._extended.usual)
+        self._reads = RepeatedReads(self._extended.usual, limit_bytes=limits.event_bytes)
         self._sse = SSEParser(limit_bytes=limits.event_bytes)
         self._answer_bytes = limits.answer_bytes  # bytes left of the limit
         self._text: list[str] = []  # content of the first choice
@@ -144,6 +146,24 @@ class ChatStreamParser:
             self._fail(EndpointProtocolError(f"expected an answer of at most {self.limits.answer_bytes} bytes, got more", is_limit=True))
             return []
         return self._read(payloads) if payloads else []
+
+    def feed_repeated(self, data: bytes) -> TextRepeated | None:
+        """Parse one read if it is an event like an earlier one except for its text. Return None if it isn't; then nothing was parsed."""
+        like = self._reads.chunk
+        if like is None or not (self.goes_on and self._sse.is_between) or len(data) > self._answer_bytes:
+            return None
+        text = self._reads.text_of(data)
+        if not text:
+            return None
+        self._answer_bytes -= len(data)
+        self._sse.events += 1
+        self._text.append(text)
+        self.tokens = tokens = 1 if len(text) <= ONE_TOKEN else estimate_tokens(text)
+        return TextRepeated(self.endpoint, like, text, tokens)
+
+    def learn_repeated(self, data: bytes, chunk: ChatCompletionChunk) -> None:
+        """Have ``feed_repeated`` find reads like the last one, which had one chunk."""
+        self._reads.learn(data, chunk)
 
     def close(self, *, is_proper: bool = True) -> list[ChatCompletionChunk]:
         """Handle the end of the body. Return the chunks of a last event without its blank line, or of a body that is one JSON answer.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.core.race.transcript import Transcript
-from streamco.events import Partial
+from streamco.events import Partial, TextRepeated
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, FunctionDelta, ToolCallDelta
 from streamco.testing.endpoint import text_chunk
 
@@ -129,3 +129,14 @@ def test_tokens_are_counted_only_if_all_that_was_generated_came_with_ids() -> No
     assert transcript.partial().is_counted
     transcript.add([ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(reasoning="hm"))])], 1, "v")
     assert not transcript.partial().is_counted
+
+
+@given(st.lists(st.tuples(st.text(min_size=1, max_size=4), st.booleans()), max_size=20))
+def test_text_that_repeats_a_chunk_counts_like_the_chunk_with_it(pieces: list[tuple[str, bool]]) -> None:
+    whole, repeated, like = Transcript(), Transcript(), text_chunk("a")
+    for text, is_repeated in pieces:
+        whole.add([text_chunk(text)], 1, "v")
+        repeated.add(TextRepeated("s", like, text, 1) if is_repeated else [text_chunk(text)], 1, "v")
+    assert repeated.partial() == whole.partial()
+    assert (repeated.text, repeated.ends_in_text, repeated.is_text_alone) == (whole.text, whole.ends_in_text, whole.is_text_alone)
+    assert like == text_chunk("a")

@@ -74,6 +74,8 @@ def _response(mutant: Mutant) -> ScriptedResponse:
 
 
 def _pieces(body: bytes, rng: random.Random) -> list[bytes]:
-    """Cut a body into one to eight pieces at random places."""
+    """Cut a body into one to eight pieces at random places, or after its empty lines, as most servers send theirs."""
+    if rng.randrange(3) == 0:
+        return [piece for piece in re.split(rb"(?<=\n\n)|(?<=\r\n\r\n)", body) if piece]
     cuts = sorted({0, len(body), *(rng.randint(0, len(body)) for _ in range(rng.randrange(8)))})
     return [body[start:end] for start, end in pairwise(cuts)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamco._native import scan_events
+from streamco.config import Limits
 from streamco.openai_types import ChatCompletionChunk
 from streamco.wire.openai.fast_decode import decode_chat_chunk, decode_text_chunk
-from streamco.wire.openai.repeated_events import FEW, RepeatedEvents
+from streamco.wire.openai.repeated_events import FEW, RepeatedEvents, RepeatedReads
 from streamco.wire.openai.stream import ChatStreamParser
 from tests.support.examples import examples
 from tests.wire.openai.events import chunk, event, read, text_of
@@ -186,3 +188,127 @@ def test_long_runs_of_one_kind_are_copied_whole(texts: list[str], field: str) ->
     found = RepeatedEvents(decode_chat_chunk).copy_after(payloads[0], first, payloads, 1)
     assert found is not None
     assert found.chunks == [decode_chat_chunk(each) for each in payloads[1:]]
+
+
+# Reads of one event each
+
+
+def read_one_by_one(reads: list[bytes], **options: Any) -> tuple[ChatStreamParser, list[list[ChatCompletionChunk]], list[int], int]:
+    """Feed reads as a relay does: the parser, the chunks and tokens of each read, and how many reads repeated an earlier one."""
+    parser, chunks, tokens, repeated = ChatStreamParser(**options), [], [], 0
+    for data in reads:
+        if (event := parser.feed_repeated(data)) is not None:
+            repeated += 1
+            chunks.append(event.chunks)
+            assert event.tokens == parser.tokens
+        else:
+            chunks.append(parser.feed(data))
+            if parser.goes_on and len(chunks[-1]) == 1:
+                parser.learn_repeated(data, chunks[-1][0])
+        tokens.append(parser.tokens)
+    return parser, chunks, tokens, repeated
+
+
+def state(parser: ChatStreamParser) -> tuple[object, ...]:
+    """What a stream asks of a parser."""
+    error = None if parser.error is None else (type(parser.error), str(parser.error), parser.error.partial)
+    flags = (parser.goes_on, parser.has_progress, parser.is_estimated, parser.has_only_text, parser.is_complete, parser.is_done)
+    return parser.partial_text(), parser.events, parser.usage, parser.finish_reason, error, flags
+
+
+@given(_RUNS, st.sampled_from([b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n"]), st.integers(500, 5000), st.integers(150, 600))
+@settings(max_examples=examples(200, thorough=2000))
+def test_a_parser_says_the_same_whether_reads_may_repeat_or_not(
+    runs: list[tuple[bytes, int]], end: bytes, answer_bytes: int, event_bytes: int
+) -> None:
+    reads = [each.replace(b"\n\n", end) for each, times in runs for _ in range(times)]
+    limits = Limits(answer_bytes=answer_bytes, event_bytes=event_bytes)
+    plain, expected = ChatStreamParser(limits=limits), []
+    parser, chunks, tokens, _ = read_one_by_one(reads, limits=limits)
+    for number, data in enumerate(reads):
+        expected.append(plain.feed(data))
+        assert (chunks[number], tokens[number]) == (expected[-1], plain.tokens)
+    assert state(parser) == state(plain)
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
+def test_all_reads_but_the_first_repeat(end: bytes) -> None:
+    _, _, tokens, repeated = read_one_by_one([b"data: " + payload(text) + end for text in TEXTS])
+    assert repeated == len(TEXTS) - 1
+    assert tokens[1:] == [1] * (len(TEXTS) - 2) + [75]
+
+
+@given(st.lists(st.integers(1, 400), max_size=12))
+def test_reads_that_end_inside_of_an_event_do_not_repeat(cuts: list[int]) -> None:
+    body = b"".join(b"data: " + payload(text) + b"\n\n" for text in TEXTS)
+    places = sorted({0, len(body), *(cut for cut in cuts if cut < len(body))})
+    reads = [body[start:stop] for start, stop in pairwise(places)]
+    parser, chunks, _, _ = read_one_by_one(reads)
+    assert [chunk.choices[0].delta.content for each in chunks for chunk in each] == TEXTS
+    assert parser.partial_text() == "".join(TEXTS)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        b"data: " + payload("b", created=2) + b"\n\n",
+        b"data: " + payload("") + b"\n\n",
+        b"data: " + payload("b").replace(b'"b"', b'"\xff"') + b"\n\n",
+        b"data: " + payload("b").replace(b'"b"', b'"a"b"') + b"\n\n",
+        b"data: " + payload("b").replace(b'"b"', b'"') + b"\n\n",
+        b"data: " + payload("b" * 800) + b"\n\n",
+        b"data: " + payload("b") + b"\n",
+        b"data: " + payload("b") + b"\r\n\r\n",
+        (b"data: " + payload("b") + b"\n\n") * 2,
+        b"data: " + payload("b").replace(b'"b"', b'\n"b"') + b"\n\n",
+        b": ping\n\n",
+        b"",
+    ],
+)
+def test_another_read_does_not_repeat(other: bytes) -> None:
+    reads = RepeatedReads(decode_chat_chunk)
+    first = payload("a")
+    reads.learn(b"data: " + first + b"\n\n", decode_chat_chunk(first))
+    assert reads.chunk is not None
+    assert reads.text_of(b"data: " + payload("b") + b"\n\n") == "b"
+    assert reads.text_of(other) == ""
+
+
+def test_a_server_whose_reads_all_differ_is_soon_left_alone() -> None:
+    reads, learned = RepeatedReads(decode_chat_chunk), []
+    for number in range(100):
+        each = payload("a", created=number)
+        reads.learn(b"data: " + each + b"\n\n", decode_chat_chunk(each))
+        learned.append(reads.chunk)
+    assert len(set(map(id, learned))) <= 4
+
+
+def reads_between(other: bytes, every: int) -> list[bytes]:
+    """Reads of one event each, with another read after every so many."""
+    reads: list[bytes] = []
+    for number in range(400):
+        reads.append(chunk(f"w{number} "))
+        if number % every == 0:
+            reads.append(other)
+    return reads
+
+
+@pytest.mark.parametrize("other", [b": ping\n\n", chunk(reasoning="hm"), chunk(""), chunk("a") + chunk("b")])
+@pytest.mark.parametrize("every", [5, 9])
+def test_reads_repeat_again_after_another_one(other: bytes, every: int) -> None:
+    *_, repeated = read_one_by_one(reads_between(other, every))
+    assert repeated > 400 * (every - 2) / every - 2
+
+
+def test_thinking_does_not_use_up_what_the_text_needs() -> None:
+    *_, repeated = read_one_by_one([chunk(reasoning="hm")] * 50 + [chunk(f"w{number}") for number in range(50)])
+    assert repeated == 49
+
+
+def test_the_chunk_that_others_are_like_is_nobody_elses() -> None:
+    parser, chunks, *_ = read_one_by_one([chunk("a"), chunk("b")])
+    chunks[0][0].choices.clear()
+    chunks[0][0].model = "mine"
+    event = parser.feed_repeated(chunk("c"))
+    assert event is not None
+    assert event.chunks == [decode_chat_chunk(chunk("c")[6:])]

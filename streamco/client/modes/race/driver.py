@@ -15,7 +15,7 @@ from weakref import WeakMethod
 from msgspec.structs import replace
 
 from streamco.client.delivery_queue import DeliveryQueue
-from streamco.client.driver import Batch
+from streamco.client.driver import Batch, Relay
 from streamco.client.error_translation import FailedStream, FinishedStream, as_failure, as_raised, failure_of
 from streamco.client.modes.race.bill import has_counted
 from streamco.client.modes.race.continuing import continued, count_text
@@ -65,6 +65,7 @@ from streamco.events import (
     StreamFailed,
     StreamRetrying,
     TextCount,
+    TextRepeated,
     TokensReceived,
 )
 from streamco.machine_driver import StepLog, TaskDriver
@@ -145,14 +146,14 @@ class RaceDriver(TaskDriver[Event, Command]):
         """True if a second endpoint continued the answer, so that its usage doesn't cover the whole answer."""
         return bool(self.machine.hand_overs)
 
-    async def next_batch(self) -> Batch | None:
-        """Wait for the next delivery; see ``DeliveryQueue.next``."""
+    async def next_batch(self, relay: Relay | None = None) -> Batch | None:
+        """Wait for the next delivery; see ``DeliveryQueue.next`` and ``AnswerDriver``."""
         queue = self._queue
         if queue.in_hand:
             queue.in_hand = 0
             self._resume_if_read()
         if not queue.batches:
-            batch = await self._read()
+            batch = await self._read(relay)
             if batch is not None:
                 return batch
         return queue.take()
@@ -184,7 +185,7 @@ class RaceDriver(TaskDriver[Event, Command]):
                 self.emit(ReaderLeft())
             self._resume()
 
-    async def _read(self) -> Batch | None:
+    async def _read(self, relay: Relay | None = None) -> Batch | None:
         """Read the next delivery directly from the stream; None if the queue has a delivery, or the end."""
         queue = self._queue
         queue.begin_reading()
@@ -195,15 +196,21 @@ class RaceDriver(TaskDriver[Event, Command]):
                     continue
                 direct = self._direct
                 source, stream = direct
-                event: Event | None
+                receive = stream.receive if relay is None else getattr(stream, "receive_repeats", stream.receive)
+                event: Event | TextRepeated | None
                 try:  # the same as ``_read_event``, but inline: every token takes this path, and each coroutine on it costs time
-                    event = await stream.receive()
+                    event = await receive()
                 except Exception as error:  # noqa: BLE001
                     event = self._translate(source, error) if self._direct is direct else None
                 if event is None:  # the answer has ended
                     continue
                 if self._direct is not direct:  # another task has closed this answer
                     return None
+                if isinstance(event, TextRepeated):
+                    if relay is not None and self._log is None and self.machine.pass_on(event, now=self._clock()):
+                        await relay(event.like, event.text)
+                        continue
+                    event = event.expand()
                 if not isinstance(event, TokensReceived):
                     self._keep_figures(source, stream, event)
                     self._direct = None

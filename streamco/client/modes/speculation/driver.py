@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from streamco.client.delivery_queue import DeliveryQueue
-from streamco.client.driver import Batch
+from streamco.client.driver import Batch, Relay
 from streamco.client.error_translation import as_raised, with_partial
 from streamco.client.modes.speculation.output import SpeculativeOutput
 from streamco.client.modes.speculation.remote_stream import OpenRemoteStream, RemoteStreamReader
@@ -173,7 +173,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         self.began = self._clock() if self._asked_at is None else self._asked_at
         super().start()
 
-    async def next_batch(self) -> Batch | None:
+    async def next_batch(self, relay: Relay | None = None) -> Batch | None:
         """Wait for the next delivery; see ``DeliveryQueue.next``."""
         if self._queue.in_hand:
             self._queue.in_hand = 0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from streamco.client.answer_log import describe_error
 from streamco.client.delivery_queue import DeliveryQueue
-from streamco.client.driver import Batch
+from streamco.client.driver import Batch, Relay
 from streamco.client.error_translation import as_failure, as_raised, failure_of
 from streamco.client.modes.split.report import PromptFacts, SplitProgress, split_cost, split_report, split_usage
 from streamco.config import READING, ReaderPace, fixed_rate
@@ -115,7 +115,7 @@ class SplitAnswerDriver(SplitDriver):
         """Always False: one model makes the whole answer, whichever servers run its middle."""
         return False
 
-    async def next_batch(self) -> Batch | None:
+    async def next_batch(self, relay: Relay | None = None) -> Batch | None:
         """Wait for the next delivery; see ``DeliveryQueue.next``."""
         if self._queue.in_hand:
             self._queue.in_hand = 0
