@@ -99,7 +99,8 @@ async def _measure(target: Path, drafts: Sequence[str], *, threads: int, rounds:
         urls = {PLAIN: await stack.enter_async_context(running_server(*options))}
         for draft in drafts:
             file = str(model_file(draft)) if draft in MODELS else draft
-            urls[f"drafts by {Path(draft).stem}"] = await stack.enter_async_context(running_server(*options, "--draft", file))
+            name = draft if draft in MODELS else Path(draft).stem
+            urls[f"drafts by {name}"] = await stack.enter_async_context(running_server(*options, "--draft", file))
         for temperature in (None,) if quick else (None, 0.0):
             for streams in (1, 4):
                 for kind, prompts in PROMPTS.items():
