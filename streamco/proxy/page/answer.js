@@ -1,7 +1,7 @@
 // One answer: its text, the line of figures, its buttons, and the drawing of its race.
 
 import { AnswerText } from "./answer_text.js";
-import { sendRating } from "./api.js";
+import { isRatingsPath, sendRating } from "./api.js";
 import { drawRace, figuresOf, formatSeconds, make } from "./race.js";
 
 const ORIGINS = {
@@ -17,10 +17,12 @@ export class AnswerView {
    * @param around: called with each function that changes the page.
    * @param onOrigin: called with each origin in the answer, and with "handover".
    * @param onRegenerate: called by the button.
+   * @param onRated: called when the answer was rated.
    */
-  constructor({ around, onOrigin, onRegenerate }) {
+  constructor({ around, onOrigin, onRegenerate, onRated }) {
     this.onOrigin = onOrigin;
     this.onRegenerate = onRegenerate;
+    this.onRated = onRated;
     this.pieces = []; // [endpoint, origin, text]
     this.origin = ""; // origin of the newest text
     this.thinking = "";
@@ -114,7 +116,7 @@ export class AnswerView {
     this.live.textContent = [how, ...figures].join(" · ");
     const rows = message ? [make("p", "failure", message)] : [];
     if (this.source) rows.push(this.makeActions());
-    if (this.report && how === "done" && this.ratings && isDevicesOwn(this.report)) rows.push(makeThumbs(this.ratings));
+    if (this.report && how === "done" && this.ratings && isDevicesOwn(this.report)) rows.push(this.makeThumbs());
     this.live.after(...rows);
     if (!this.report) return;
     drawRace(this.race, this.report, this.leftAt);
@@ -133,6 +135,22 @@ export class AnswerView {
     return row;
   }
 
+  makeThumbs() {
+    const row = make("p", "thumbs");
+    const rate = async (good) => {
+      for (const button of row.querySelectorAll("button")) button.disabled = true;
+      try {
+        row.textContent = await sendRating(this.ratings, good);
+        this.ratings = "";
+        this.onRated();
+      } catch (error) {
+        row.textContent = `Your rating could not be sent: ${error.message}`;
+      }
+    };
+    row.append(makeButton("Good answer", () => rate(true)), makeButton("Not good enough", () => rate(false)));
+    return row;
+  }
+
   /** Show or hide the button that asks for another answer, which only the last answer has. */
   set isLast(isLast) {
     if (this.again) this.again.hidden = !isLast;
@@ -146,13 +164,14 @@ export class AnswerView {
 
   /** The data that must be kept to show the answer again. */
   get saved() {
-    const { pieces, thinking, report, message, leftAt } = this;
-    return { pieces, thinking, report, how: this.how || "stopped", message, leftAt };
+    const { pieces, thinking, report, message, leftAt, ratings } = this;
+    return { pieces, thinking, report, how: this.how || "stopped", message, leftAt, ratings };
   }
 
   /** Show a kept answer. */
-  restore({ pieces, thinking, report, how, message, leftAt }) {
+  restore({ pieces, thinking, report, how, message, leftAt, ratings }) {
     this.report = report;
+    if (isRatingsPath(ratings)) this.ratings = ratings;
     this.leftAt = leftAt;
     if (thinking) this.addThinking(String(thinking));
     for (const [endpoint, origin, text] of pieces) this.add(text, endpoint, origin);
@@ -203,18 +222,4 @@ function isCopiedFromField(text) {
 // Only an answer that the device wrote alone says something about the device
 function isDevicesOwn({ endpoints, winner, hand_overs: changes, mode }) {
   return mode === "race" && changes.length === 0 && endpoints.some((side) => side.name === winner && side.kind === "device");
-}
-
-function makeThumbs(path) {
-  const row = make("p", "thumbs");
-  const rate = async (good) => {
-    for (const button of row.querySelectorAll("button")) button.disabled = true;
-    try {
-      row.textContent = await sendRating(path, good);
-    } catch (error) {
-      row.textContent = `Your rating could not be sent: ${error.message}`;
-    }
-  };
-  row.append(makeButton("Good answer", () => rate(true)), makeButton("Not good enough", () => rate(false)));
-  return row;
 }

@@ -55,6 +55,11 @@ export async function* answerChunks(messages, { limit, signal, onRefused, onRati
   throw new Error("expected the rest of the answer, got the connection cut");
 }
 
+/** Return true if this is a path as the proxy gives it, so that the key is sent to nobody else. */
+export function isRatingsPath(path) {
+  return typeof path === "string" && /^\/streamco\/ratings\/[\w-]+$/.test(path);
+}
+
 /** Send a rating, and return the message for the user. */
 export async function sendRating(path, good) {
   const response = await fetch(path.slice(1), { method: "POST", headers: headers(), body: JSON.stringify({ good }) });

@@ -79,7 +79,7 @@ async function checkKey() {
 // The conversation
 
 function makeView() {
-  return new AnswerView({ around: follow, onOrigin: explain, onRegenerate: regenerate });
+  return new AnswerView({ around: follow, onOrigin: explain, onRegenerate: regenerate, onRated: save });
 }
 
 function makeTurn(prompt) {

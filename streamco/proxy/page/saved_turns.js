@@ -3,7 +3,7 @@
 const PLACE = "streamco-conversation";
 const MAX_SAVED = 1_000_000; // characters; older turns aren't kept
 
-/** Keep the newest turns that fit: each is {prompt, pieces, report, how, message, leftAt, thinking}. */
+/** Keep the newest turns that fit: each is {prompt, pieces, report, how, message, leftAt, thinking, ratings}. */
 export function saveTurns(turns) {
   const kept = [];
   let size = 2;

@@ -88,13 +88,17 @@ async def test_an_answer_of_the_devices_own_can_be_rated_and_the_score_is_shown(
         await visit.ask("Really?")
         await visit.ended()
         assert (await visit.texts(".live"))[0].startswith("done · sure, 0.91 · first token")
+        await visit.page.reload()
         await visit.page.get_by_role("button", name="Not good enough").click()
         await expect(visit.page.locator(".thumbs")).to_have_text("Thank you: noted as not good enough.")
+        await visit.page.reload()
+        await expect(visit.page.locator(".answer")).to_have_count(1)
+        assert await visit.page.locator(".thumbs").count() == 0
         local.probability = 0.34
         await visit.ask("And now?")
         await visit.ended()
         assert (await visit.texts(".live"))[1].startswith("done · the device was unsure, 0.34 · first token")
-        assert await visit.page.locator(".thumbs").count() == 1
+        assert await visit.page.locator(".thumbs").count() == 0
 
 
 async def test_a_rating_that_teaches_nothing_or_can_not_be_sent_is_not_called_noted(browser: Browser) -> None:
