@@ -326,4 +326,4 @@ def steer(decision: Decision, constrained: Side, *, is_allowed: bool) -> Decisio
     """Return the decision without the constrained side if that isn't allowed; it is still the fallback if the other side fails."""
     if is_allowed or decision.wait(constrained) is None:
         return decision
-    return one_side(decision, "server" if constrained == "device" else "device", f"budget spent: {constrained} not started")
+    return one_side(decision, "server" if constrained == "device" else "device", f"no room in the budget: {constrained} not started")

@@ -199,7 +199,7 @@ def test_the_short_report_leaves_out_what_says_nothing() -> None:
 
 
 def test_the_short_report_has_what_went_otherwise_than_usual() -> None:
-    dispatch = structs.replace(make_report().dispatch, reason="budget spent: server not started")
+    dispatch = structs.replace(make_report().dispatch, reason="no room in the budget: server not started")
     text = str(make_report(dispatch=dispatch, finish_reason="length", is_energy_measured=True))
     for words in (
         "ended because of                         length",

@@ -321,7 +321,7 @@ def test_a_denied_side_is_left_out(constrained: Side, waits: tuple[float | None,
     assert steer(decision, constrained, is_allowed=True) is decision
     denied = steer(decision, constrained, is_allowed=False)
     assert (denied.device_wait, denied.server_wait) == waits
-    assert denied.reason == f"budget spent: {constrained} not started"
+    assert denied.reason == f"no room in the budget: {constrained} not started"
     assert denied.policy == "optimal"
     assert not denied.explore
 
