@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -51,6 +50,7 @@ from streamco.client.modes.race.mode import Race
 from streamco.client.modes.split.mode import Split
 from streamco.endpoints.address import is_url
 from streamco.endpoints.base import Endpoint
+from streamco.endpoints.model_files import PACKAGED
 from streamco.endpoints.verifiers.base import Verifier
 from streamco.errors import ConfigError
 
@@ -78,8 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--device",
         metavar="PATH",
-        help="GGUF file or hf:org/repo:QUANT of the model on this machine, or URL of a server that runs there, such as Ollama's "
-        "http://127.0.0.1:11434 (the packaged model, if it is installed)",
+        help="GGUF file or hf:org/repo:QUANT of the model on this machine, 'packaged', or URL of a server that runs there, such as "
+        "Ollama's http://127.0.0.1:11434 (packaged, if that model is installed)",
     )
     group.add_argument("--device-model", metavar="NAME", help="name of the model at --device URL (the only one there)")
     group.add_argument("--no-device", action="store_true", help="use the server alone")
@@ -395,7 +395,8 @@ def _describe(args: argparse.Namespace, name: str, kind: str) -> str:
         return f"the ends of {Path(args.device).name} on this machine, its middle at {args.split[0]}"
     if is_at_url(args):
         return f"{args.device_model or 'the model'} at {args.device}"
-    return f"the model on this machine: {Path(args.device).name if args.device else 'the packaged one'}"
+    name = "the packaged one" if args.device in {None, PACKAGED} else Path(args.device).name
+    return f"the model on this machine: {name}"
 
 
 def make_device(args: argparse.Namespace) -> Endpoint | None:
@@ -462,8 +463,9 @@ def verifier_names(args: argparse.Namespace) -> list[str]:
 
 def default_threads() -> int:
     """Return half the number of cores: if an engine's threads wait for each other on busy cores, it falls to a few tokens a second."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // 2)
+    from streamco.engines.threads import available_cores
+
+    return max(1, available_cores() // 2)
 
 
 def make_server(args: argparse.Namespace) -> Endpoint | None:

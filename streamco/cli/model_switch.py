@@ -190,7 +190,7 @@ def models_of(args: argparse.Namespace, *, has_device: bool) -> ChatModels | Non
 
 def _lasting(device: str) -> str:
     """Return a name for the device model that stays valid in other folders."""
-    return device if is_url(device) or is_hub_name(device) else str(Path(device).expanduser().absolute())
+    return device if device == PACKAGED or is_url(device) or is_hub_name(device) else str(Path(device).expanduser().absolute())
 
 
 def adopt_models(args: argparse.Namespace, conversation: Conversation) -> None:

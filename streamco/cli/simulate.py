@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
         StreamcoError: the file or a scenario is wrong, or a process died.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # there is one process per core, and sums don't depend on the number of threads
+    from streamco.engines.threads import available_cores
     from streamco.sim.experiment.experiment import read_experiment
     from streamco.sim.experiment.plots import check_matplotlib, draw_plots
     from streamco.sim.experiment.result_store import ResultStore, code_digest, name_of
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         print_plain(f"{known} of them were finished before", sys.stderr)
     try:
         with showing_progress(sys.stderr) as progress:
-            run_sweep(experiment.scenarios, store, jobs=args.jobs or _cores(), dask=args.dask, progress=progress)
+            run_sweep(experiment.scenarios, store, jobs=args.jobs or available_cores(), dask=args.dask, progress=progress)
     except KeyboardInterrupt:
         print_plain(f"interrupted; finished scenarios are kept in {folder}: the same command continues from there", sys.stderr)
         raise
@@ -92,10 +93,6 @@ def _headline(experiment: Experiment) -> str:
     many = f"{points} point{'s' if points > 1 else ''}"
     total = f", {repeats} repeats of each: {points * repeats} scenarios" if repeats > 1 else ""
     return f"{experiment.file.name}\n{experiment.describe()}\n{many}{total}"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

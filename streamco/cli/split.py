@@ -32,12 +32,11 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: the parts can't be written; see also ``split_model``.
         EngineError: see ``split_model``.
     """
-    from streamco.engines.llamacpp.bundled_model import packaged_model
+    from streamco.endpoints.model_files import path_of
     from streamco.engines.llamacpp.model_parts import split_model
 
-    source = packaged_model() if args.model == "packaged" else args.model
     try:
-        files = split_model(source, args.output, input_layers=args.input_layers)
+        files = split_model(path_of(args.model), args.output, input_layers=args.input_layers)
     except OSError as exc:
         problem = (exc.strerror or str(exc)).lower()
         raise ConfigError(f"--output: expected a folder that parts can be written to, got {problem} at {args.output}") from exc

@@ -241,11 +241,20 @@ def file_of(text: str, cache: Path | None = None) -> Path:
 
 
 def path_of(model: str | Path) -> Path:
-    """Return the path of a model's file, which may be missing; ``hf:org/repo:QUANT`` is looked up in the cache.
+    """Return the path of a model's file, which may be missing.
+
+    Args:
+        model: a path; "packaged" for the model that ``streamco models get packaged`` fetches; or ``hf:org/repo:QUANT``, which is looked up
+            in the cache.
 
     Raises:
         ConfigError: a hub name is wrong, or not in the cache.
+        EngineError: the packaged model isn't there.
     """
+    if model == PACKAGED:
+        from streamco.engines.llamacpp.bundled_model import packaged_model
+
+        return packaged_model()
     return file_of(model) if isinstance(model, str) and is_hub_name(model) else Path(model).expanduser()
 
 

@@ -199,9 +199,8 @@ def _build_device(section: DeviceSection, speculate: SpeculateSection, environ: 
             raise ConfigError(f"device.{name}: expected device.base_url beside it, got none")
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.engines.base import EngineOptions
-    from streamco.engines.llamacpp.bundled_model import packaged_model
 
-    path = packaged_model() if section.model == PACKAGED else path_of(section.model)
+    path = path_of(section.model)
     if not path.is_file():
         parts = " (but parts of a split model: these need [split] or --split URL)" if Path(f"{path}.input.gguf").is_file() else ""
         raise ConfigError(f"device.model: expected a GGUF file, got nothing at {path}{parts}")

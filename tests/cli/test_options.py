@@ -118,9 +118,14 @@ def test_a_device_file_must_be_there(tmp_path: Path) -> None:
         device_path_of(str(tmp_path / "large"), has_server=True)
 
 
-def test_without_a_file_the_packaged_model_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packaged, "packaged_model", lambda: Path("/models/small.gguf"))
-    assert device_path_of(None, has_server=False) == Path("/models/small.gguf")
+@pytest.mark.parametrize("named", [None, "packaged"])
+def test_without_a_file_and_by_its_name_the_packaged_model_is_taken(
+    named: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "small.gguf"
+    model.touch()
+    monkeypatch.setattr(packaged, "packaged_model", lambda: model)
+    assert device_path_of(named, has_server=False) == model
 
 
 def test_without_any_model_a_server_will_do_and_nothing_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
