@@ -175,7 +175,7 @@ _ANY_SEED = (-1, 0xFFFFFFFF)  # llama.cpp's default is -1 in 32 bits; LM Studio,
 class SamplingOptions(Options, frozen=True, kw_only=True):
     """Sampling settings, under OpenAI's and llama.cpp's names; None means the endpoint's default.
 
-    ``is_unlimited``: the request set ``max_tokens`` to -1, which means no limit. ``max_tokens`` is then None, and servers that accept
+    With ``is_unlimited`` the request set ``max_tokens`` to -1, which means no limit. ``max_tokens`` is then None, and servers that accept
     -1 are sent it.
     """
 

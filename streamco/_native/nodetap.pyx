@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""``nodetap_py.py`` compiled: the callback takes no GIL, calls no Python code and can't raise.
+"""``nodetap_py.py`` compiled: the callback doesn't take the GIL, calls no Python code and can't raise.
 
-Gain, measured on two cores on 2026-11-29 with SmolLM2 and four layers whose attention is read (12 interleaved pairs): on the twin a token
-takes 1.13 times the processor time (1.07 to 1.18), and 1.09 times (1.03 to 1.14) while nothing is read.
+Gain, measured on two cores on 2026-11-29 with SmolLM2 and four layers whose attention is read (12 interleaved pairs): with the
+twin, a token takes 1.13 times as much processor time (1.07 to 1.18), and 1.09 times (1.03 to 1.14) while nothing is read.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize

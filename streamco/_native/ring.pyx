@@ -1,11 +1,12 @@
 # cython: language_level=3
-"""The ring of ``ring_py.py`` compiled: slots in one list, a position and a count, each operation in one piece under the GIL.
+"""The ring of ``ring_py.py`` compiled: slots in one list, a position and a count; each operation runs without releasing the GIL.
 
-``ring_py.py`` is the specification. No foreign code runs between a check and the change that rests on it: a push only takes a reference,
+``ring_py.py`` is the specification. No foreign code runs between a check and the change that depends on it: a push only takes a reference,
 a drain only moves references, and ``close`` releases the items after the ring is empty.
 
-Gain, measured on two cores on 2026-11-29: an answer of the packaged model is no faster than on the twin, which takes 0.96 times the time a
-token (0.90 to 1.02, 20 interleaved pairs). Alone, a token takes 0.05 us from thread to loop instead of 0.20 (``bench handoff``).
+Gain, measured on two cores on 2026-11-29: an answer from the packaged model is no faster than with the twin, which takes 0.96 times as
+long per token (0.90 to 1.02, 20 interleaved pairs). In isolation, a token takes 0.05 us from thread to loop instead of 0.20 (``bench
+handoff``).
 """
 
 from types import GenericAlias

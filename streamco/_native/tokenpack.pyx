@@ -1,10 +1,11 @@
 # cython: language_level=3
-"""``tokenpack_py.py`` compiled: blocks of eight ids at a constant width (tokenpack.h).
+"""``tokenpack_py.py`` compiled: ids are packed in blocks of eight, by code made for each width (tokenpack.h).
 
 The twin is the specification. Arguments that are refused here are passed to the twin, which raises the error.
 
-Gain, measured on two cores on 2026-11-29: a speculated answer takes 1.01 times the processor time on the twin (0.95 to 1.08, 20 interleaved
-pairs, both ends in one process); a hand-over's frame is written and read in 8 us instead of 23 with 16 ids, in 30 instead of 195 with 400.
+Gain, measured on two cores on 2026-11-29: with the twin, a speculated answer takes 1.01 times as much processor time (0.95 to 1.08, 20
+interleaved pairs, both ends in one process); a hand-over's frame is written and read in 8 us instead of 23 if it holds 16 ids, and in 30
+instead of 195 if it holds 400.
 """
 
 import sys
@@ -34,7 +35,7 @@ cdef Py_ssize_t MOST = sys.maxsize // 32
 
 
 cdef inline Py_ssize_t _size(Py_ssize_t count, long bits) noexcept:
-    """Return the bytes of ``count`` ids; -1 if a number is out of range."""
+    """Return how many bytes ``count`` ids take; -1 if ``count`` or ``bits`` is out of range."""
     return (count * bits + 7) // 8 if 1 <= bits <= 32 and 0 <= count <= MOST else -1
 
 
@@ -149,7 +150,11 @@ cdef bint _open_packed(data, Py_buffer *view, long bits, Py_ssize_t count) excep
 
 
 cdef int _open_integers(source, Py_buffer *view) except -2:
-    """Open a buffer of integers and return the bits of an item for a value of 0 or more; -1, with nothing open, if it is no such buffer."""
+    """Open a buffer of integers.
+
+    Return how many bits of an item can hold a non-negative value (31 for an int32), or -1, with nothing left open, if it isn't a suitable
+    buffer.
+    """
     if not PyObject_CheckBuffer(source):
         return -1
     PyObject_GetBuffer(source, view, PyBUF_FULL_RO)

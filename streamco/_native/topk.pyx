@@ -1,11 +1,11 @@
 # cython: language_level=3
-"""``topk_py.py`` compiled: one pass over a row with the loops of topk.h.
+"""``topk_py.py`` compiled: each function goes through a row with a few of the loops in topk.h.
 
 The twin is the specification. Arguments that are refused here are passed to the twin, which raises the error.
 
-Gain, measured on two cores on 2026-11-29 beside numpy, which serves without it (interleaved pairs; a token of SmolLM2 took 25 ms): a draw
-from the whole distribution (temperature 1, nothing cut off) takes 0.2 ms instead of 7.5, which is 29 % of the token; with ``top_k`` 0 alone
-it takes 0.7 ms less, which is 3 %; with the default settings the answer is no faster.
+Gain over numpy, which is used without it, measured on two cores on 2026-11-29 (interleaved pairs; a token of SmolLM2 took 25 ms): a draw
+from the whole distribution (temperature 1, nothing cut off) takes 0.2 ms instead of 7.5, which is 29 % of the token's time; if only
+``top_k`` is 0, it takes 0.7 ms less, which is 3 %; with the default settings the answer is no faster.
 """
 
 import sys
@@ -147,7 +147,7 @@ def sample_row(row, double temperature, Py_ssize_t top_k, double top_p, double m
 
 cdef Py_ssize_t _draw(_Row row, Py_ssize_t room, bint is_all, double total, double temperature,
                       double top_p, double min_p, double u) except -2:
-    """Draw an id among the ``room`` best; -1: more of them are needed."""
+    """Draw an id from the ``room`` best; return -1 if more of them are needed."""
     cdef Choice *kept = _allocate(room)
     cdef Py_ssize_t found = best_choices(row.logits, row.count, kept, room)
     cdef Py_ssize_t place = draw_choice(kept, found, is_all or found < room, total, temperature, top_p, min_p, u)

@@ -32,7 +32,7 @@ class VerifiedRound(Struct, frozen=True, kw_only=True):
         accepted: number of accepted tokens.
         token: the token after them; None if the verifier's context was full.
         wait: seconds from sending the draft to its verdict; None if the verifier read a context in that time.
-        server: seconds of ``wait`` that the verifier reports as its own; None in the same case as ``wait``.
+        server: how many seconds of ``wait`` the verifier reports as its own; None in the same case as ``wait``.
     """
 
     ids: tuple[int, ...]
@@ -73,7 +73,7 @@ def fit_pair(
     Args:
         rounds: drafts of up to ``window`` tokens, all verified by the rule ``greedy``.
         window: tokens drafted in a round (gamma).
-        step_times: seconds of a step of the draft model on 1, 2, ... sequences.
+        step_times: seconds that a step of the draft model on 1, 2, ... sequences takes.
         rtt: round-trip time in seconds, as the link measured it; None for the wait minus the verifier's own time.
         verify_times: (drafted tokens, seconds) of the verifier's batches.
         remote_step: seconds between two tokens of the remote stream; None if not measured.
@@ -136,7 +136,7 @@ def predicted_share(
         acceptance: probability that a drafted token is accepted, 0..1.
         mean_confidence: mean confidence of draft tokens, 0..1.
         wait: seconds from sending a draft to its verdict.
-        step_times: seconds of a step on 1, 2, ... sequences in one batch.
+        step_times: seconds that a step on 1, 2, ... sequences in one batch takes.
         window: tokens to draft along a branch.
 
     Returns:

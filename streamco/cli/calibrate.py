@@ -252,7 +252,7 @@ class ProgressText:
         self._done, self._whole = done, whole
 
     def __str__(self) -> str:
-        """Return the present text."""
+        """Return the current text."""
         if not self._whole:
             return self._work
         if self._done >= self._whole:

@@ -287,7 +287,7 @@ class _Parts:
         return make_server(args)
 
     def waiting(self, args: argparse.Namespace) -> AbstractAsyncContextManager[None]:
-        """Return a context that says what is taking a while."""
+        """Return a context manager that tells the user what is taking a while."""
         return waiting("asking the device" if is_at_url(args) else "loading the model")
 
     def client(self, args: argparse.Namespace, device: Endpoint | None, server: Endpoint | None) -> Client:

@@ -42,7 +42,7 @@ class ChatParts(Protocol):
         ...
 
     def waiting(self, args: argparse.Namespace) -> AbstractAsyncContextManager[None]:
-        """Return a context that says that the device is being loaded."""
+        """Return a context manager that tells the user that the device is being loaded or contacted."""
         ...
 
 
@@ -80,7 +80,7 @@ class ModelSwitch:
 
     @property
     def client(self) -> Client:
-        """The present client."""
+        """The current client."""
         return self._client
 
     @property

@@ -62,7 +62,7 @@ class _RefuseKey(argparse.Action):
 
 
 def add_client_key_arguments(group: argparse._ArgumentGroup, variable: str, *, action: Literal["store", "append"] = "store") -> None:
-    """Add the option for the key that clients must send. ``variable``: the environment variable that contains it by default."""
+    """Add the option for the key that clients must send. By default it is in the environment variable ``variable``."""
     more = "; again for each of several" if action == "append" else ""
     group.add_argument(
         "--client-key-env",
@@ -95,7 +95,7 @@ def add_conversation_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_answer_arguments(parser: argparse.ArgumentParser, modes: Sequence[str] = MODES) -> None:
-    """Add the options for how answers are made. ``modes``: the values for ``--mode``."""
+    """Add the options for how answers are made, with ``modes`` as the values for ``--mode``."""
     group = parser.add_argument_group("answers")
     group.add_argument(
         "--budget",
@@ -258,7 +258,7 @@ def prices(text: str) -> TokenPrices:
 
 
 def api_key_of(variable: str | None, setting: str = "--api-key-env") -> str | None:
-    """Return the key in an environment variable, or None to use the endpoint's default. ``setting``: the option that names the variable.
+    """Return the key in an environment variable, or None to use the endpoint's default. ``setting`` is the option that names the variable.
 
     Raises:
         ConfigError: the variable isn't set, or the text isn't a variable's name (it isn't repeated, because it may be a key).

@@ -16,7 +16,7 @@ def row_advice(costs: Mapping[int, float], *, may_use_tiles: bool) -> list[str]:
     """Return sentences with advice about drafts, or [] if nothing was measured.
 
     Args:
-        costs: seconds by rows, for each size from 1 on.
+        costs: seconds by number of rows, for each size from 1 on.
         may_use_tiles: True if the weights' format isn't Q4_0, and this build has kernels for tiles.
     """
     if 1 not in costs or 4 not in costs:

@@ -32,7 +32,8 @@ class PendingAnswer:
     Args:
         request: the complete, validated request.
         settings: the client's settings.
-        pace: tokens per second at the reader; "smooth" sends text evenly at the rate that it arrives; None sends it as soon as it arrives.
+        pace: how fast the reader gets text: a number of tokens per second; "smooth" to send it evenly, at the rate at which it arrives;
+            None to send it as soon as it arrives.
         shows_drafts: True if the reader can take text back.
         is_streamed: False if the reader gets the answer in one piece; then ``pace`` is None.
         notes: the first notes of the report.

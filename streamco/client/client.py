@@ -185,7 +185,10 @@ class Client:
 
     @property
     def pace(self) -> ReaderPace:
-        """Tokens per second at the reader; "smooth" sends text evenly at the rate that it arrives; None sends it as soon as it arrives."""
+        """How fast the reader gets text.
+
+        A number of tokens per second; "smooth" to send it evenly, at the rate at which it arrives; None to send it as soon as it arrives.
+        """
         return self._settings.pace
 
     @property

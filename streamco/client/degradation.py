@@ -115,7 +115,7 @@ class Degradations:
         Args:
             notes: the answer's notes.
             error: the failure. Its message goes into the report; the log has only its kind, because the message may quote the request.
-            endpoint: name of the endpoint.
+            endpoint: name of the endpoint that failed.
             instead: what happened instead.
             may_log: False if the caller gets the error.
         """

@@ -124,7 +124,7 @@ class FinishedStream:
     """Stands in for the stream of an endpoint that isn't used, because the answer may have no more tokens.
 
     Args:
-        source: name of the endpoint.
+        source: name of the endpoint that isn't used.
         finish_reason: why the answer ends.
     """
 

@@ -35,7 +35,8 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
         profile: what an earlier client learned, or None.
         seed: seed for random draws; None takes one from the system.
         totals: adds up the costs of the answers.
-        pace: tokens per second at the reader; "smooth" sends text evenly at the rate that it arrives; None sends it as soon as it arrives.
+        pace: how fast the reader gets text: a number of tokens per second; "smooth" to send it evenly, at the rate at which it arrives;
+            None to send it as soon as it arrives.
         on_failure: what to do if an answer's endpoint fails; None decides by the request.
         limits: bounds on what may be buffered.
         timeouts: limits on waiting, for requests that set none; None uses the endpoints' limits.

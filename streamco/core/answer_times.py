@@ -25,7 +25,7 @@ class AnswerTimes:
         self._computed: dict[str, deque[tuple[int, int]]] = {kind: deque(maxlen=_WINDOW) for kind in ("device", "server")}
 
     def record(self, report: Report, *, is_paced: bool) -> None:
-        """Record an answer that has ended; failed ones are ignored. ``is_paced``: its text came at the reader's pace."""
+        """Record an answer that has ended; failed ones are ignored. ``is_paced`` tells if its text came at the reader's pace."""
         if report.ending != "complete" or report.ttft is None or not report.tokens:
             return
         rate = report.tokens_per_second
@@ -55,7 +55,7 @@ class AnswerTimes:
         return line.ttft(max(1, prompt_tokens)) * sum(line.jitter) / len(line.jitter)
 
     def rate(self, predicted: float | None = None) -> float | None:
-        """Return the tokens per second after the first one; None if not known. ``predicted``: a model's prediction, if any."""
+        """Return the tokens per second after the first one; None if not known. ``predicted`` is a model's prediction, if any."""
         tokens, seconds = (sum(values) for values in zip((0, 0.0), *self._spans, strict=True))
         if predicted is not None:
             tokens, seconds = tokens + _PRIOR_TOKENS, seconds + _PRIOR_TOKENS / predicted

@@ -19,7 +19,7 @@ _WINDOW = 1.0  # seconds
 
 
 class _Slot(Struct):
-    """The text that arrived within one display frame. ``times``: number of different arrival times."""
+    """The text that arrived within one display frame, at this number of different ``times``."""
 
     begin: float
     end: float

@@ -19,13 +19,13 @@ class Figure(Struct, frozen=True):
 
 
 def summary(report: Report, *, ending: str = "") -> str:
-    """Return the figures of an answer and its first note in one line. ``ending``: stopped | failed, or "" if it is complete."""
+    """Return the figures of an answer and its first note in one line. ``ending`` is stopped, failed, or "" if it is complete."""
     texts = [figure.text for figure in summary_figures(report, ending=ending)]
     return " · ".join([*texts, *filter(None, [note_line(report)])])
 
 
 def summary_figures(report: Report, *, ending: str = "") -> list[Figure]:
-    """Return the figures of an answer, for one line. ``ending``: stopped | failed, or "" if it is complete."""
+    """Return the figures of an answer, for one line. ``ending`` is stopped, failed, or "" if it is complete."""
     figures = [Figure(f"{report.winner or 'no endpoint'} answered")]
     figures += [Figure(_change(report, change), 1) for change in report.hand_overs]
     figures += [

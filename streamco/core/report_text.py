@@ -89,7 +89,7 @@ def plan_section(plan: AnswerPlan) -> Section:
 
 
 def speculation_section(figures: SpeculationFigures, *, is_short: bool = False) -> Section:
-    """Return the table of a speculated answer: who made its tokens, and what drafting and verifying took. ``is_short``: results only."""
+    """Return the table of a speculated answer: who made its tokens, and, unless ``is_short``, what drafting and verifying took."""
     makers = (
         ("accepted", figures.accepted),
         ("corrected", figures.corrected),
@@ -124,7 +124,7 @@ def speculation_section(figures: SpeculationFigures, *, is_short: bool = False) 
 
 
 def split_section(figures: SplitFigures, *, is_short: bool = False) -> Section:
-    """Return the table of a split model's answer: what went to the servers and came back. ``is_short``: only bytes, trips and drafts."""
+    """Return the table of a split model's answer: what went to the servers and came back; if ``is_short``, only bytes, trips and drafts."""
     per_trip = "-" if figures.tokens_per_trip is None else f"{figures.tokens_per_trip:.2f}"
     rows = [
         ("sent to the server", figures.sent),
@@ -193,7 +193,7 @@ def shadow_rows(shadow: ShadowReport | None) -> list[tuple[str, str]]:
 def endpoint_section(endpoints: Sequence[EndpointReport], *, is_short: bool = False) -> Section:
     """Return the table of an answer's endpoints: one row each, then the errors, and the source of any token counts that aren't its own.
 
-    ``is_short``: without estimates of energy, the servers' kinds and the sources of the counts.
+    With ``is_short`` it leaves out estimates of energy, the servers' kinds and the sources of the counts.
     """
     has_energy = any(part.is_energy_measured if is_short else part.kind == "device" for part in endpoints)
     heads = ("endpoint", "outcome", "started", "TTFT", "prompt", "made", "cost", *(["energy"] if has_energy else []))

@@ -64,7 +64,7 @@ def _load(name: str, kind: str, shape: type[T]) -> T:
 
 
 def _read(name: str, kind: str) -> bytes:
-    """Return the bytes of a profile. A name without a folder or suffix means a packaged one."""
+    """Return a profile's file as bytes. A name without a folder or suffix means a packaged one."""
     path = Path(name)
     if path.suffix != ".json" and path.name == name:
         if name not in packaged_names(kind):

@@ -53,7 +53,7 @@ class StepTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise ConfigError(f"step times {self.name}: {field}: expected ascending counts")
 
     def __call__(self, rows: int, prefill_tokens: int) -> float:
-        """Return the seconds of one step.
+        """Return how many seconds one step takes.
 
         Args:
             rows: sequences that decode one token in this step.
@@ -69,7 +69,7 @@ class StepTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RowStep(Struct, frozen=True, kw_only=True):
-    """Imposed batch times, in seconds by rows, such as those of a larger model or other hardware. Implements ``StepTime``."""
+    """Imposed batch times, in seconds by number of rows, as of a larger model or other hardware. Implements ``StepTime``."""
 
     setup: float
     per_row: float
@@ -79,5 +79,5 @@ class RowStep(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"step: expected seconds from 0 to 3600, got {self.setup} and {self.per_row}")
 
     def __call__(self, rows: int, prefill_rows: int) -> float:
-        """Return the seconds of a batch."""
+        """Return how many seconds a batch takes."""
         return self.setup + self.per_row * (rows + prefill_rows)

@@ -110,7 +110,7 @@ class Request(Struct, frozen=True, kw_only=True):
         headers: additional HTTP headers.
         query: additional URL parameters.
         timeouts: limits on waiting for this answer, in seconds; None uses the endpoint's own. A device has limits only if they are given.
-        elapsed: seconds of ``timeouts.total`` that were used before this endpoint began.
+        elapsed: how many seconds of ``timeouts.total`` were used before this endpoint began.
         max_retries: retries before the first token; None uses the endpoint's own number. A device never retries.
         partial: the beginning of the answer, made by another endpoint; continue after it without repeating any of it. Only for endpoints
             whose ``Capabilities.continuation`` isn't "none". None to begin the answer.

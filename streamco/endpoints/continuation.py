@@ -102,7 +102,7 @@ def continue_request(request: Request, text: str, how: Continuation) -> Request:
 def prefill_request(request: Request, how: PreCopy) -> Request:
     """Return a request that makes a server read the prompt in advance and write at most one token.
 
-    ``append``: ``streamco serve`` has a field for that. ``warm``: stock servers with a prefix cache are asked for one token. Both get the
+    For ``append``, ``streamco serve`` has a field. For ``warm``, stock servers with a prefix cache are asked for one token. Both get the
     limit of one token, because a server that doesn't know the field must not write a whole answer.
 
     Args:

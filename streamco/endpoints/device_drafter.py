@@ -57,7 +57,7 @@ class _SequenceState:
         sequence: the engine's sequence, or None.
         pending: the draft that the engine is working on, or None.
         source: the sequence that it was forked from; None if it isn't a fork.
-        exists: True if the sequence is known to exist; a fork that was cancelled doesn't.
+        exists: False for a fork until its first token arrives, because a fork that is cancelled before that doesn't exist.
         is_lost: True if it is a branch that has lost its sequence; a new one is made if the branch is adopted.
         has_failed: True if its last task ended with an error.
     """

@@ -58,7 +58,7 @@ def takes_grammars(engine: Engine | None) -> bool:
 
 
 def _begun(engine: Engine, request: Request, partial: Partial) -> bytes:
-    """Return the bytes of the answer's beginning at the end of the prompt, without the whitespace that JSON may begin with."""
+    """Return the answer's beginning at the end of the prompt as bytes, without the whitespace that JSON may begin with."""
     if _has_ids(engine, partial):
         begun = engine.detokenize(partial.ids or ())
     else:

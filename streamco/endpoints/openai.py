@@ -360,7 +360,7 @@ class OpenAIEndpoint:
         return info
 
     def _apply(self, info: ServerInfo, *, only_adds: bool = False) -> None:
-        """Adapt to what a server says. ``only_adds``: True to continue to send everything that was sent before."""
+        """Adapt to what a server says. With ``only_adds`` everything that was sent before is still sent."""
         if self._address.provider is GENERIC and info.kind != GENERIC.name:
             provider, before = find_provider(info.kind), self._capabilities
             self._address = msgspec.structs.replace(self._address, provider=provider)
@@ -444,7 +444,7 @@ class OpenAIEndpoint:
         return hand_over(request, partial, self._capabilities)
 
     def _build_call(self, request: Request, held_whitespace: str = "", *, is_binary: bool = False) -> StreamCall:
-        """Return the HTTP request. ``is_binary``: True for a body in MessagePack, if its values can be encoded that way."""
+        """Return the HTTP request. With ``is_binary`` its body is MessagePack, unless its values can't be encoded that way."""
         is_answer, request = not request.prefill_only, self._dialect.fit(request)
         model = request.model or self.model
         if asks := self._asks_for_logprobs(request):
@@ -565,7 +565,7 @@ class OpenAIEndpoint:
 
 
 def _with_limit(request: Request, kind: Kind) -> Request:
-    """Return the request with its limit for servers as the limit of the answer, if it has no other limit."""
+    """Return the request with its ``server_limit`` as the answer's limit, if the endpoint is a server and no other limit is set."""
     if request.server_limit is None or request.sampling.max_tokens is not None or kind != "server":
         return request
     return msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, max_tokens=request.server_limit))

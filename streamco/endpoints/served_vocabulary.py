@@ -80,7 +80,7 @@ class ServedVocabulary:
         return self._info
 
     def detokenize(self, ids: Sequence[int]) -> bytes:
-        """Return the bytes of token ids, without special tokens.
+        """Return the text of token ids as bytes, without special tokens.
 
         Raises:
             EndpointProtocolError: an id is outside the vocabulary.

@@ -58,7 +58,7 @@ class SharedTokenizer:
         self._model = model
 
     async def compare(self, post: Post, api: TokenizeApi, *, model: str, is_chat: bool) -> tuple[str, int] | None:
-        """Return the fingerprint and size of the vocabulary if the server and the local model read the sample alike, or else None.
+        """Return the vocabulary's fingerprint and size if the server and the local model tokenise the sample identically, else None.
 
         Loads the device.
 

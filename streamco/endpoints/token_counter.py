@@ -186,7 +186,11 @@ class TokenCounter:
 
 
 def _texts_of(request: Request) -> list[str] | None:
-    """Return the texts of a prompt, in any order; None if it has parts, calls or other values whose form in the prompt isn't known."""
+    """Return the texts of a prompt, in any order.
+
+    Returns:
+        None if it holds anything whose form in the prompt isn't known, such as an image or a tool call.
+    """
     texts = [request.prompt] if request.prompt is not None else []
     for message in request.messages or ():
         for key, value in message.items():

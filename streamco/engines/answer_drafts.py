@@ -79,7 +79,14 @@ class DraftSource(Protocol):
         ...
 
     def record(self, answer: RunningGeneration, proposal: Proposal, right: int, *, is_wrong: bool) -> None:
-        """Learn that the first ``right`` tokens of a proposal were drawn; ``is_wrong``: the next one wasn't; otherwise that's unknown."""
+        """Learn that the first ``right`` tokens of a proposal were drawn.
+
+        Args:
+            answer: the answer that they were proposed for.
+            proposal: the proposal.
+            right: how many of its first tokens were drawn.
+            is_wrong: True if the next one wasn't drawn; False if that isn't known.
+        """
         ...
 
     def forget(self, answer: RunningGeneration) -> None:
@@ -101,7 +108,7 @@ class LookupSource:
         self._accepted = [DecayedRatio(_MEMORY, match_confidence(length), _PRIOR_EVENTS) for length in range(LONGEST_MATCH + 1)]
 
     def step(self, answers: int) -> float:
-        """Return the seconds of a step, which takes no time."""
+        """Return 0, because a step takes no time."""
         return 0.0
 
     def propose(self, answers: Sequence[RunningGeneration], longest: int, token_seconds: float) -> list[Proposal]:
@@ -140,15 +147,16 @@ class LookupSource:
 class BatchDrafts:
     """Chooses the draft tokens of each batch.
 
-    Whether they pay is measured for each number of answers: the ratio of tokens per second with them, including the time of proposals, to
-    those without. While that is below 1, a hundredth of the time may be lost in batches that test whether it has changed.
+    Whether drafts pay is measured separately for each number of rows without drafts: tokens per second with drafts (including the time to
+    propose them), divided by tokens per second without. While that ratio is below 1, a hundredth of the time may be lost in batches that
+    test whether it has changed.
 
     Args:
         source: the source of proposals; ``close`` closes it.
-        costs: seconds of a batch by its rows.
+        costs: seconds that a batch takes, by its number of rows.
         most: rows of the largest batch.
         longest: maximum number of an answer's draft tokens in a batch.
-        padding: rows that a batch has for each answer without drafts, besides the answer's own.
+        padding: additional rows, besides its own, that each answer takes in a batch even without drafts.
         clock: seconds, monotonic.
 
     Attributes:

@@ -198,7 +198,7 @@ class TokenVocabulary(Protocol):
         ...
 
     def detokenize(self, ids: Sequence[int]) -> bytes:
-        """Return the bytes of token ids, special tokens left out; thread-safe."""
+        """Return the text of token ids as bytes, without special tokens; thread-safe."""
         ...
 
 
@@ -220,7 +220,7 @@ class Engine(Protocol):
         ...
 
     def detokenize(self, ids: Sequence[int]) -> bytes:
-        """Return the bytes of token ids, special tokens left out; thread-safe."""
+        """Return the text of token ids as bytes, without special tokens; thread-safe."""
         ...
 
     def apply_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
@@ -328,7 +328,7 @@ class StepPace(Protocol):
         ...
 
     def begin_round(self, *, was_idle: bool) -> None:
-        """Begin a step. ``was_idle``: the engine had no work before it."""
+        """Begin a step. ``was_idle`` tells if the engine had no work before it."""
         ...
 
     def due(self, rows: int, prefill_tokens: int, *, started: float, now: float, requested: float = ...) -> float:

@@ -184,7 +184,11 @@ class Decoder:
         return None if status == ABORTED else seconds
 
     def pad_batches(self, costs: Mapping[int, float]) -> None:
-        """From now on, pad batches to a size that costs less. ``costs``: seconds by rows. Exact mode never pads: sizes affect bits."""
+        """From now on, pad batches to a size that costs less. Exact mode never pads, because sizes affect bits.
+
+        Args:
+            costs: seconds by number of rows.
+        """
         if not self._exact:
             from streamco.profiles.row_costs import padded_size  # its package needs numpy
 

@@ -89,7 +89,9 @@ class SlotTable:
         self._clock = 0
 
     def acquire(self, prompt: Sequence[int], owner: object = None) -> Slot:
-        """Make an idle slot busy and return it, with as much of the prompt's beginning as memory has, except the last token.
+        """Make an idle slot busy and return it.
+
+        It holds as much of the beginning of the prompt as is already in memory, but never the prompt's last token.
 
         Args:
             prompt: token ids.
@@ -148,7 +150,7 @@ class SlotTable:
         return best - has
 
     def take_sides(self, slot: Slot, count: int, busy: Collection[Slot]) -> list[Slot] | None:
-        """Return ``count`` slots for side paths, which share what ``slot`` holds, or None if all others are in the present batch.
+        """Return ``count`` slots for side paths, which share what ``slot`` holds, or None if all others are in the current batch.
 
         After the batch they keep their paths, so that ``catch_up`` finds the accepted one, until they are dropped or taken again. If no
         slot is unused, they are taken from the owner who has the most, and there from the slot with the most paths. So one owner's trees
@@ -157,7 +159,7 @@ class SlotTable:
         Args:
             slot: holds the tokens before the draft.
             count: number of side paths.
-            busy: slots of side paths that the present batch has.
+            busy: slots of side paths that the current batch has.
         """
         free = [side for side in self._sides if side not in busy]
         if len(free) < count:

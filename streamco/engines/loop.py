@@ -446,7 +446,7 @@ class _VerifyPart:
         return len(self._chunk) + (len(self._tree.side_nodes) if self._tree is not None else 0)
 
     def add(self, context: LlamaContext, slots: SlotTable, busy: Sequence[Slot]) -> bool:
-        """Add the rows to the batch. Returns False if no sequence is left for a side path. ``busy``: slots of the batch."""
+        """Add the rows to the batch. Returns False if no sequence is left for a side path. ``busy`` are the slots of the batch."""
         if self._tree is None:
             needed = self.work.logits_needed(len(self._chunk))
             context.add_run(self._chunk, self._start, self._slot.sequence, wants_logits=needed)

@@ -178,8 +178,8 @@ class CompletionUsage(ResponseModel, gc=False):
 class ChatCompletionChunk(ResponseModel, gc=False, forbid_unknown_fields=True):
     """One event of a streamed answer, in the shape of OpenAI's ``chat.completion.chunk``.
 
-    ``provider``: the server that OpenRouter used. ``obfuscation``: random padding, so that an event's size gives nothing away; Mistral
-    calls it ``p``. ``stream_options``: LiteLLM's copy of the request's field.
+    ``provider`` is the server that OpenRouter used. ``obfuscation`` is random padding, so that an event's size gives nothing away; Mistral
+    calls it ``p``. ``stream_options`` is LiteLLM's copy of the request's field.
     """
 
     openai_fields: ClassVar[tuple[str, ...]] = (

@@ -142,7 +142,7 @@ class ResponseModel(Struct, gc=False):
         exclude_none: bool = False,
         warnings: bool = True,
     ) -> str:
-        """Return ``to_dict`` as JSON. ``indent``: spaces per level, or None for a single line."""
+        """Return ``to_dict`` as JSON, indented by ``indent`` spaces per level, or on a single line if that is None."""
         return self.model_dump_json(
             indent=indent,
             by_alias=use_api_names,

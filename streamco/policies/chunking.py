@@ -55,10 +55,10 @@ MEMORY = 0.8
 
 
 class ServerLoad:
-    """A server's present load: moving averages of its batches (equations 1 and 2).
+    """A server's current load: moving averages of its batches (equations 1 and 2).
 
     Args:
-        costs: seconds by rows, as measured without load.
+        costs: seconds by number of rows, as measured without load.
         memory: weight of the past, from 0 to below 1.
     """
 
@@ -82,7 +82,7 @@ class ServerLoad:
         self._costs[size] = self._memory * self._costs[size] + (1 - self._memory) * scaled
 
     def costs(self) -> RowCosts:
-        """Return the present seconds by rows."""
+        """Return the current seconds by number of rows."""
         return RowCosts(self._costs)
 
 
@@ -121,13 +121,13 @@ class SplitPath(Struct, frozen=True, kw_only=True):
     """What a device knows about a split server and the way to it.
 
     Args:
-        costs: seconds of computing at the server, by rows.
+        costs: seconds that the server computes, by number of rows.
         row_bytes: bytes of a state on the wire.
         upload_rate: bytes per second from the device to the server.
         download_rate: bytes per second at which states come back, if all rows do; inf if only one row comes back.
-        input_costs: seconds of the device's own layers, by rows; None if not known.
+        input_costs: seconds that the device's own layers take, by number of rows; None if not known.
         round_trip: seconds on the way in addition to the bytes' time.
-        load_rows, steady_rows: rows of the server's present batches, with and without prompts' rows (``ServerLoad``).
+        load_rows, steady_rows: rows of the server's current batches, with and without prompts' rows (``ServerLoad``).
         stages: the server's pipeline stages.
         room: maximum number of rows in a batch.
         max_rows: maximum number of rows in a frame.
@@ -185,7 +185,7 @@ def chunk_size(
 
     Args:
         prompt: rows of the prompt, at least 1.
-        costs: seconds of computing at the server, by rows.
+        costs: seconds that the server computes, by number of rows.
         row_bytes: bytes of a state on the wire (A).
         upload_rate: bytes per second from the device to the server (beta).
         load_rows: rows of the batches that the server is computing anyway (mu).

@@ -22,7 +22,7 @@ class Decision(Struct, frozen=True):
     Args:
         device_wait: seconds from the request to the device's start; None to start it only if the server fails.
         server_wait: seconds from the request to the server's start; None to start it only if the device fails.
-        policy: name of the policy.
+        policy: name of the policy that decided.
         reason: a few words for the report.
         explore: let the loser run to its first token, so that its time is measured in full.
     """

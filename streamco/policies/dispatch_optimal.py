@@ -48,8 +48,8 @@ class Optimal(Struct, frozen=True, tag="optimal"):
     Args:
         constrained: the side that starts after a wait; the other starts at once.
         limits: prompt lengths (tokens) up to which the corresponding waits apply; ascending. The last waits also apply to longer prompts.
-        waits: seconds of the set of waits below the budget; None to start only if the other side fails.
-        costlier_waits: seconds of the set of waits above the budget.
+        waits: the set of waits below the budget, in seconds; None to start only if the other side fails.
+        costlier_waits: the set of waits above the budget, in seconds.
         costlier_share: probability of that set, 0..1.
         planned_share: expected share of all prompt tokens that the constrained side processes.
         planned_ttft: expected time to first token on the plan's own distributions, seconds.

@@ -223,7 +223,7 @@ class ModeSwitch:
         min_rate: tokens per second above which a selective answer keeps speculation, for the sake of its quality.
 
     Attributes:
-        mode: the present mode.
+        mode: the current mode.
         seconds: total time recorded.
         lost_seconds: how much longer drafting took than the plain remote stream; below 0 if it took less.
         probes: number of rounds tried against the forecast.
@@ -317,7 +317,7 @@ class ModeSwitch:
         self._probe_debt = max(-self._most_paid, self._probe_debt + counted - _PROBE_LOSS * seconds)
 
     def _vote(self, mode: Mode, *, at_once: bool = False) -> Mode:
-        """Return the present mode until another is proposed twice in a row; the very first proposal is accepted at once."""
+        """Return the current mode until another is proposed twice in a row; the very first proposal is accepted at once."""
         if mode == self.mode:
             self._votes = 0
         else:

@@ -249,7 +249,7 @@ class OffloadSteering:
         tokens: number of draft tokens so far.
         offloaded_tokens: number of those that were sent.
         forgiven_tokens: number of tokens of the budget that could not be spent.
-        plan: the present plan.
+        plan: the current plan.
 
     Raises:
         ConfigError: the budget is outside 0..1.

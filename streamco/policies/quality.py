@@ -4,7 +4,7 @@ A gate holds the beginning of an answer, asks for its score, and lets a server a
 
 - ``Perplexity`` needs nothing to learn from. It says something about answers of a few tokens, and nothing about longer ones.
 - ``LearnedScore`` is fitted on rated answers from the same app. No weights come with the package: a score that was
-  fitted on other tasks is worse than chance. docs/research/quality.md has the figures.
+  fitted on other tasks is worse than chance. docs/research/quality.md shows the figures.
 
 ``SteeredThreshold`` finds the score below which the server answers, so that a budget is spent but not exceeded.
 """

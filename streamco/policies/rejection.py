@@ -242,9 +242,9 @@ def schedule_branches(
     Args:
         branches: likeliest first (``rank_branches``).
         seconds: time for drafting, usually until the verdict is expected.
-        step_times: seconds of one step on 1, 2, ... branches in one batch; its length is the maximum number of branches.
+        step_times: seconds that one step on 1, 2, ... branches in one batch takes; its length is the maximum number of branches.
         window: number of tokens in the next draft.
-        rtt: seconds of a round trip, the most that sending ahead can save.
+        rtt: seconds that a round trip takes, the most that sending ahead can save.
         max_ahead: maximum number of drafts that are sent ahead.
         energy: seconds that the energy of a drafted token is worth.
 

@@ -118,7 +118,7 @@ class Way(Struct, frozen=True, kw_only=True):
     cost: float | None = None
 
     def weigh(self, weights: Weights, *, at_once: bool = False) -> float | None:
-        """Return the weighted cost, or None if it isn't known. ``at_once``: the least that it may turn out to be."""
+        """Return the weighted cost, with ``at_once`` the least that it may turn out to be. None if it isn't known."""
         if self.is_unknown and not at_once:
             return None
         waiting = 0.0 if at_once or not weights.time else None if self.first_word is None else self.first_word + self.late

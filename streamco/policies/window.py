@@ -59,7 +59,7 @@ class WindowState(Struct, frozen=True, kw_only=True):
         rate: tokens per second that drafting gives; 0 if not known.
         rounds: number of rounds that calibrated confidences, including shadow drafts; older ones count less.
         calibrated_acceptance: recent mean of the acceptance that draft tokens' confidences predict, 0..1.
-        row_costs: seconds that the verifier takes to compute a round, by its rows (the draft's tokens and one). None if not known.
+        row_costs: seconds that the verifier takes for a round, by its number of rows (the draft's tokens and one). None if not known.
         fixed_wait: the part of ``wait`` that isn't in ``row_costs``, seconds: link and queue.
     """
 

@@ -69,14 +69,14 @@ class ChunkTimes(Struct, frozen=True, kw_only=True):
         """Return the times that follow from these costs and rates.
 
         Args:
-            costs: seconds that the server computes, by rows.
+            costs: seconds that the server computes, by number of rows.
             row_bytes: bytes of a row's state on the wire.
             upload_rate: bytes per second from the device to the server.
             load_rows: other requests' rows, which are in each of the server's batches anyway.
             stages: number of the server's pipeline stages, at least 1.
             room: largest number of rows in a batch, including the other requests' rows, or None for no limit.
             is_merged: True if the server computes all chunks that have arrived in one batch, False if one after the other.
-            input_costs: seconds that the device's layers take for a chunk, by rows, or None if they take no time.
+            input_costs: seconds that the device's layers take for a chunk, by number of rows, or None if they take no time.
             download_rate: bytes per second of the states that come back; inf if only one row comes back, which takes no time.
 
         Raises:

@@ -20,7 +20,7 @@ PADDING_GAIN = 0.95
 
 
 class RowCosts:
-    """The seconds that a server takes to compute a batch, by its rows, interpolated between measured sizes (g in equation 2).
+    """The seconds that a server takes to compute a batch, by its number of rows, interpolated between measured sizes (g in equation 2).
 
     Args:
         measured: seconds by rows, at least one size of at least 1 row. A batch that was measured as cheaper than a smaller one is counted
@@ -37,7 +37,10 @@ class RowCosts:
         self._points = list(zip(self.rows, accumulate((measured[rows] for rows in self.rows), max), strict=True))
 
     def seconds(self, rows: float) -> float:
-        """Return the seconds of a batch: at least the smallest size's, or 0 for 0 rows. Beyond the largest size, the last slope applies."""
+        """Return how many seconds a batch takes.
+
+        That is at least the time of the smallest size, or 0 for 0 rows. Beyond the largest size, the last slope applies.
+        """
         if rows <= 0:
             return 0.0
         if len(self._points) == 1:
@@ -57,7 +60,7 @@ def padded_size(measured: Mapping[int, float], rows: int) -> int:
     """Return the number of rows that a batch of ``rows`` should have: more if a larger measured size is cheaper, else ``rows``.
 
     Args:
-        measured: seconds by rows, as measured; a smaller batch may cost more. Sizes in between are interpolated.
+        measured: seconds by number of rows, as measured; a smaller batch may cost more. Sizes in between are interpolated.
         rows: rows that are needed, at least 1.
     """
     points = sorted(measured.items())
@@ -69,16 +72,16 @@ def padded_size(measured: Mapping[int, float], rows: int) -> int:
 
 
 def padded_costs(measured: Mapping[int, float]) -> dict[int, float]:
-    """Return the seconds of padded batches by rows, from 1 to the largest measured size."""
+    """Return how many seconds padded batches take, by number of rows, from 1 to the largest measured size."""
     points = sorted(measured.items())
     return {rows: interpolate(points, padded_size(measured, rows)) for rows in range(1, points[-1][0] + 1)} if points else {}
 
 
 def split_costs(measured: Mapping[int, float], largest: int) -> dict[int, float]:
-    """Return the seconds by rows if rows are computed in batches of 2 to ``largest`` rows, as in exact mode.
+    """Return how many seconds rows take, by their number, if they are computed in batches of 2 to ``largest`` rows, as in exact mode.
 
     Args:
-        measured: seconds by rows, as measured, at least one size.
+        measured: seconds by number of rows, as measured, at least one size.
         largest: rows of the largest batch, at least 1.
     """
     points = sorted(measured.items())
@@ -95,7 +98,7 @@ def useful_sizes(costs: Mapping[int, float], *, largest: int = 16) -> list[int]:
     """Return the sizes whose cost per row is lower than their neighbours', ascending: the ends of the stairs, or [] if there are none.
 
     Args:
-        costs: seconds by rows, for each size from 1 on.
+        costs: seconds by number of rows, for each size from 1 on.
         largest: largest size to look at.
     """
     each = {rows: seconds / rows for rows, seconds in costs.items()}

@@ -64,7 +64,7 @@ def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -
     """Return the client that a configuration describes, not yet started.
 
     Raises:
-        ConfigError: there is no endpoint, a file or key is missing, or a setting is out of range.
+        ConfigError: there is no endpoint, a file or key is missing, a setting is out of range, or settings contradict each other.
         EngineError: the packaged model isn't installed.
     """
     if config.split is not None:
@@ -152,7 +152,7 @@ def build_options(config: ProxyConfig, api_key: str | None = None, environ: Mapp
         environ: environment in which ``api_key_env`` is looked up; there is no key if it isn't set there.
 
     Raises:
-        ConfigError: a setting is out of range.
+        ConfigError: a setting is out of range, [tasks] is given without [device], or [callers] with [split] or with a key in ``environ``.
     """
     section = config.proxy
     given = environ.get(section.api_key_env) or None

@@ -12,7 +12,7 @@ FIELD = "first_token_times"  # of the model in ``/v1/models``
 HEADER = "X-Streamco-First-Token-Times"
 
 _WINDOW = 100  # answers
-_MAX_AGE_S = 600.0  # older ones say nothing about the present load
+_MAX_AGE_S = 600.0  # older ones say nothing about the current load
 _QUANTILES = 10
 
 

@@ -31,7 +31,7 @@ ApiRequest = ChatRequest | CompletionRequest
 async def build_generation(
     engine: Engine, request: ApiRequest, options: ServeOptions, body_bytes: int, *, owner: str | None = None
 ) -> GenerationRequest:
-    """Return the request to pass to the engine. ``owner``: name of the caller's API key, if each key has its own prefix cache.
+    """Return the request to pass to the engine. ``owner`` is the name of the caller's API key, if each key has its own prefix cache.
 
     Raises:
         RequestError: 400, naming the field that can't be served.

@@ -48,7 +48,7 @@ class SimulatedMachine(ABC, Generic[EventT, CommandT]):
         self._log = log
 
     def start(self) -> None:
-        """Start the machine at the environment's present time."""
+        """Start the machine at the environment's current time."""
         self.machine.start(now=self._env.now)
         self._carry_out(None)
 

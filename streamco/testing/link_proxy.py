@@ -34,7 +34,7 @@ class LinkDirection:
         self.passed = 0
         self._delay = delay
         self._rate = rate
-        self._free_at = 0.0  # time at which everything sent before has left
+        self._free_at = 0.0  # time at which the last byte sent before leaves
 
     def send(self, size: int, now: float) -> float:
         """Send this number of bytes, with headers added, and return the time at which the last one arrives at the other end."""

@@ -56,7 +56,7 @@ class AnswerEncoder(Protocol):
         ...
 
     def ending(self, reason: str | None) -> bytes:
-        """Return the events that end the answer's parts. ``reason``: finish reason, if no chunk had one."""
+        """Return the events that end the answer's parts. ``reason`` is the finish reason, if no chunk had one."""
         ...
 
     def done(self) -> bytes:
@@ -68,7 +68,7 @@ class AnswerEncoder(Protocol):
         ...
 
     def whole(self, answer: ChatCompletion, reason: str | None) -> bytes:
-        """Return a whole answer as one JSON object. ``reason``: finish reason, if the answer has none.
+        """Return a whole answer as one JSON object. ``reason`` is the finish reason, if the answer has none.
 
         Raises:
             AnswerFormError: it can't be expressed in the API.
@@ -102,7 +102,7 @@ class CallIds:
         self._ids: dict[int, str] = {}  # by the number of the part
 
     def of(self, index: int, given: str) -> str:
-        """Return the id of the call that is part ``index`` of the answer. ``given``: the server's id, "" if it gave none."""
+        """Return the id of the call that is part ``index`` of the answer. ``given`` is the server's id, or "" if it gave none."""
         if index not in self._ids:
             is_new = given and given not in self._ids.values()
             self._ids[index] = given if is_new else f"{self._prefix}_{index}"

@@ -137,7 +137,7 @@ class Completeness:
         self._seen.add(0)
 
     def record_choice(self, choice: int = 0, *, has_unread: bool = False) -> None:
-        """Record that a choice came without output; ``has_unread``: it had fields that nobody read and that may hold the text."""
+        """Record that a choice came without output. With ``has_unread`` it had fields that nobody read and that may hold the text."""
         self._seen.add(choice)
         self._has_unread = self._has_unread or has_unread
 

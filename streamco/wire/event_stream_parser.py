@@ -157,11 +157,11 @@ class EventStreamParser(AnswerParser):
 
     @abstractmethod
     def _decode(self, kind: str, value: dict[str, Any]) -> bool:
-        """Emit what an event holds. Returns False if it isn't one of the API's. Calls ``_end`` at the end and fails at an error event."""
+        """Emit what an event holds. Returns False if it isn't one of this API. Calls ``_end`` at the end and fails at an error event."""
 
     @abstractmethod
     def _decode_whole(self, value: dict[str, Any]) -> bool:
-        """Emit a whole answer that was not streamed. Returns False if it isn't one of the API's."""
+        """Emit a whole answer that was not streamed. Returns False if it isn't an answer of this API."""
 
     def _close_parts(self) -> None:
         """Emit what is still held when the answer ends."""

@@ -83,18 +83,18 @@ class Fields:
         return self._unread.pop(name, default)
 
     def text(self, name: str) -> str | None:
-        """Return a text, or None if not given.
+        """Return a string, or None if not given.
 
         Raises:
-            FieldError: it isn't a text.
+            FieldError: it isn't a string.
         """
         return self._typed(name, str, "a text")
 
     def needed_text(self, name: str) -> str:
-        """Return a text that must be given.
+        """Return a string that must be given.
 
         Raises:
-            FieldError: it isn't given, or isn't a text.
+            FieldError: it isn't given, or isn't a string.
         """
         return self._needed(name, str, "a text")
 
@@ -164,7 +164,7 @@ class Fields:
         return self._needed(name, dict, "an object")
 
     def _typed(self, name: str, kind: type[T], what: str) -> T | None:
-        """Return a value of this type, or None if not given. ``what``: JSON's name of the type."""
+        """Return a value of this type, or None if not given. ``what`` is JSON's name of the type."""
         value = self.take(name)
         if value is not None and not isinstance(value, kind):
             raise FieldError(self.where(name), f"expected {what}, got {name_of(value)}")

@@ -26,14 +26,14 @@ class RowCost(Struct, frozen=True, array_like=True):
 
 
 RowCostTable = Annotated[tuple[RowCost, ...], Meta(max_length=_MAX_SIZES)]
-"""Costs of a server's batches, by rows."""
+"""Costs of a server's batches, by number of rows."""
 
 COSTS_BYTES = 3 + _MAX_SIZES * 11
 """Maximum size of a ``RowCostTable`` in bytes."""
 
 
 def table_of_costs(costs: Mapping[int, float]) -> tuple[RowCost, ...]:
-    """Return the table of seconds by rows, with the smallest 64 sizes."""
+    """Return the table of seconds by number of rows, with the smallest 64 sizes."""
     return tuple(RowCost(rows, min(max(1, round(costs[rows] * _MICROSECONDS)), _MAX_NUMBER)) for rows in sorted(costs)[:_MAX_SIZES])
 
 

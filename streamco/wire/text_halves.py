@@ -86,7 +86,7 @@ def whole_values(value: Any, *, has_pieces: bool = False) -> Any:
 
 
 def _whole_values(value: Any, way: str | None) -> Any:
-    """Return the value. ``way``: the names on the way to it, or None if it isn't in an event's piece."""
+    """Return the value. ``way`` has the names on the way to it, or is None if it isn't in an event's piece."""
     match value:
         case str():
             return value if way in _PIECES else _whole(value)

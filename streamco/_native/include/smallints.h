@@ -1,4 +1,4 @@
-/* Between lists of Python ints and arrays of 32-bit ids, without a call for each where an int is small enough to lie in one digit. */
+/* Converts between lists of Python ints and arrays of 32-bit ids, without a call for each int that is small enough for one digit. */
 #ifndef STREAMCO_SMALLINTS_H
 #define STREAMCO_SMALLINTS_H
 
@@ -13,7 +13,7 @@
 #define COMPACT_VALUE(o) (Py_SIZE(o) ? (Py_ssize_t)((PyLongObject *)(o))->ob_digit[0] : 0)
 #endif
 
-/* Copy ints of 0 <= value < 2**bits (bits <= 32); how many there are before the first item that is something else. Runs no Python code. */
+/* Copy ints of 0 <= value < 2**bits (bits <= 32). Returns how many come before the first item that is anything else. Runs no Python code. */
 static Py_ssize_t ids_from_objects(PyObject **items, Py_ssize_t count, unsigned bits, uint32_t *ids) {
     for (Py_ssize_t index = 0; index < count; index++) {
         PyObject *item = items[index];
@@ -29,7 +29,7 @@ static Py_ssize_t ids_from_objects(PyObject **items, Py_ssize_t count, unsigned 
     return count;
 }
 
-/* Make an int of each id, in slots that are empty; 0, or -1 with MemoryError set and the rest of the slots empty. */
+/* Make an int of each id, in slots that are empty. Returns 0, or -1 with MemoryError set and the rest of the slots empty. */
 static int objects_from_ids(const uint32_t *ids, Py_ssize_t count, PyObject **items) {
     for (Py_ssize_t index = 0; index < count; index++) {
         items[index] = sizeof(long) > 4 ? PyLong_FromLong((long)ids[index]) : PyLong_FromUnsignedLong(ids[index]);

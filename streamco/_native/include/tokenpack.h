@@ -30,7 +30,7 @@
     X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15) X(16) \
     X(17) X(18) X(19) X(20) X(21) X(22) X(23) X(24) X(25) X(26) X(27) X(28) X(29) X(30) X(31) X(32)
 
-/* Bits an integer item has for values of 0 or more, from its buffer format; 0 when it is no integer of 2, 4 or 8 bytes in native order. */
+/* How many bits of an item can hold a non-negative value, by its buffer format; 0 if it isn't an integer of 2, 4 or 8 native bytes. */
 static int value_bits(const char *format, ptrdiff_t itemsize) {
     if (format != NULL && *format != 0 && strchr(NATIVE_ORDERS, *format) != NULL)
         format++;
@@ -41,7 +41,7 @@ static int value_bits(const char *format, ptrdiff_t itemsize) {
     return strchr("HILQ", *format) != NULL ? (int)(8 * itemsize) : 0;
 }
 
-/* An item of 2, 4 or 8 bytes as it lies: a negative one is a large one. */
+/* The bytes of an item (2, 4 or 8) as an unsigned number, so a negative one becomes a large one. */
 INLINE uint64_t load_item(const uint8_t *from, int itemsize) {
     uint16_t half;
     uint32_t word;

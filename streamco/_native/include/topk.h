@@ -1,4 +1,4 @@
-/* One pass over a row of float32 logits: the highest, the sum of exponentials, the best k. See topk_py.py for what they mean.
+/* Loops over a row of float32 logits: the highest, the sum of exponentials, the best k. See topk_py.py for what they mean.
  *
  * NaN and -inf are never chosen and weigh nothing; +inf counts as FLT_MAX. Each loop works on lanes that don't depend on one another, so
  * that the compiler may use whatever vectors there are; on x86-64 with glibc each is compiled for AVX-512 and AVX2 too, and the loader
@@ -49,7 +49,7 @@ static int is_float32(const char *format) {
 
 INLINE float clamped(float x) { return x > FLT_MAX ? FLT_MAX : x; }
 
-/* The highest logit; -inf when there is none. */
+/* The highest logit; -inf if there is none. */
 VERSIONS static float highest_logit(const row_float *row, ptrdiff_t count) {
     float lanes[LANES], best = -INFINITY;
     ptrdiff_t at = 0;
@@ -61,7 +61,7 @@ VERSIONS static float highest_logit(const row_float *row, ptrdiff_t count) {
     return clamped(best);
 }
 
-/* Where a logit first is as high as this; count when nowhere. */
+/* Index of the first logit that is as high as this; count if there is none. */
 VERSIONS static ptrdiff_t first_as_high(const row_float *row, ptrdiff_t count, float highest) {
     ptrdiff_t at = 0;
     for (; at + LANES <= count; at += LANES) {
@@ -149,7 +149,7 @@ INLINE int any_above(const row_float *row, float worst) {
     return any;
 }
 
-/* The best room choices of a row, best first, equal ones by id; how many there are. */
+/* Put the best room choices of a row into kept, best first, equal ones by id; return how many there are. */
 VERSIONS static ptrdiff_t best_choices(const row_float *row, ptrdiff_t count, Choice *kept, ptrdiff_t room) {
     const Choice nothing = {-INFINITY, INT32_MAX};
     ptrdiff_t found = 0;

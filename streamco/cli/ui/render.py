@@ -130,7 +130,7 @@ class AnswerRenderer:
         self._width = self._console.width
 
     def finish(self) -> list[Row]:
-        """End the present text, and return its rows that weren't final yet. You may feed new text afterwards."""
+        """End the current text, and return its rows that weren't final yet. You may feed new text afterwards."""
         return self._close(len(self._source))
 
     def _close(self, end: int) -> list[Row]:

@@ -31,7 +31,7 @@ class View(Protocol):
         ...
 
     def answering(self, report: Callable[[], Report | None]) -> AbstractAsyncContextManager[None]:
-        """Return a context that shows progress while an answer is coming. ``report`` returns its figures so far."""
+        """Return a context manager that shows progress while an answer is coming. ``report`` returns its figures so far."""
         ...
 
     def feed(self, token: Token) -> None:
@@ -39,7 +39,7 @@ class View(Protocol):
         ...
 
     def end(self, report: Report | None, *, ending: str = "") -> None:
-        """Show the summary of a finished answer. ``ending``: "stopped", "failed", or "" if it is complete."""
+        """Show the summary of a finished answer. ``ending`` is "stopped", "failed", or "" if it is complete."""
         ...
 
     def note(self, text: str) -> None:

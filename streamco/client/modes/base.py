@@ -139,7 +139,8 @@ class AskedAnswer:
     Args:
         request: the complete, validated request.
         settings: the client's settings.
-        pace: tokens per second at the reader; "smooth" sends text evenly at the rate that it arrives; None sends it as soon as it arrives.
+        pace: how fast the reader gets text: a number of tokens per second; "smooth" to send it evenly, at the rate at which it arrives;
+            None to send it as soon as it arrives.
         shows_drafts: True if the reader can take text back.
         is_streamed: False if the reader gets the answer in one piece; then ``pace`` is None.
         notes: the notes of the answer's report.
@@ -291,7 +292,8 @@ class Planner(ABC):
 
         Args:
             asked: the request for the answer.
-            if_faster: True to make it only if this mode is predicted to be the faster one.
+            if_faster: True to make it only if this mode is predicted to be faster than the one it would replace, or if it is due to be
+                measured again.
         """
 
     async def forecast(self, asked: AskedAnswer, weights: Weights) -> Sequence[PlannedWay]:
@@ -347,7 +349,7 @@ class ClientPlanner(Planner):
         return 1.0
 
     def expected_tokens(self, limit: int | None) -> float:
-        """Return how many tokens an answer is expected to have. ``limit``: the maximum, or None if it isn't known."""
+        """Return how many tokens an answer is expected to have. ``limit`` is the maximum, or None if it isn't known."""
         return TYPICAL.expected(0.0, limit)
 
     def quality(self, endpoint: Endpoint) -> float | None:
@@ -446,7 +448,7 @@ class Fallback(ClientPlanner):
     Args:
         first: the planners that are asked first, in this order.
         last: makes the answers that none of those makes.
-        if_faster: True if the first ones make an answer only when they are predicted to be faster.
+        if_faster: True if the first ones make an answer only if they are predicted to be faster, or are due to be measured again.
     """
 
     name = "fallback"

@@ -115,7 +115,7 @@ class AnswerLengths:
         return self._estimate
 
     def remaining(self, position: float, *, limit: float | None = None) -> float:
-        """Return the expected tokens after ``position``, if the answer continues there. ``limit``: longest answer (``max_tokens``)."""
+        """Return the expected tokens after ``position``, if the answer continues there. ``limit`` is its ``max_tokens``."""
         return self.estimate().expected(position, limit)
 
     def _make(self) -> RemainingLength:

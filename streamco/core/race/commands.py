@@ -41,7 +41,7 @@ class CancelStream(Struct, frozen=True):
     """Cancel this endpoint's stream, await it, and report ``StreamCancelled``.
 
     Args:
-        source: name of the endpoint.
+        source: name of the endpoint whose stream ends.
         reason: lost | late | reader left | explored | takes over | handed over | not needed | wanted (as the target of a migration) |
             diverged | refused | asked elsewhere.
     """

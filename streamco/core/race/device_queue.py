@@ -49,7 +49,7 @@ class DeviceQueue:
         return len(self._answers)
 
     def begin(self, key: Hashable, tokens: int, *, now: float, is_whole: bool = True) -> None:
-        """Record that the device is asked to answer a prompt of ``tokens``. ``is_whole``: it isn't the rest of another's answer."""
+        """Record that the device is asked to answer a prompt of ``tokens``, or (not ``is_whole``) to write the rest of another's answer."""
         self._answers[key] = _Answer(max(1, tokens), now, is_whole and not self._answers)
 
     def begin_again(self, key: Hashable, *, now: float) -> None:
@@ -69,7 +69,7 @@ class DeviceQueue:
             self._token_s = _newer(self._token_s, (now - answer.began) / answer.tokens)
 
     def end(self, key: Hashable, *, now: float, is_complete: bool) -> None:
-        """Record that an answer's place is free again; ``is_complete``: it was written to the end."""
+        """Record that an answer's place is free again. ``is_complete`` tells if it was written to the end."""
         answer = self._answers.pop(key, None)
         if answer is not None and is_complete and answer.first_token is not None:
             self._answer_s = _newer(self._answer_s, now - answer.first_token)
@@ -83,7 +83,7 @@ class DeviceQueue:
 
         Args:
             tokens: length of its prompt.
-            now: the present time.
+            now: the current time.
         """
         wait = self.wait(now=now)
         server = median(self._server) if self._server else _SERVER_S

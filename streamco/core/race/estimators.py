@@ -92,7 +92,7 @@ class ProductLimit:
     def estimate(self, prior: TTFTDistribution | None = None, *, with_told: bool = True) -> TTFTDistribution | None:
         """Return the distribution now, the prior itself if no sample is uncensored, or None if there is neither.
 
-        ``with_told``: if True, times that the server has reported count; if False, only measured ones do.
+        If ``with_told`` is True, times that the server has reported count; if False, only measured ones do.
         """
         told = self.told if with_told else ()
         if not self.events and not told:
@@ -119,7 +119,7 @@ def has_changed(samples: Sequence[float]) -> bool:
 
 
 class RecentTimes:
-    """The server's present time to first token, for forecasts that are compared: estimated from few samples, and from only the last ones if
+    """The server's current time to first token, for forecasts that are compared: estimated from few samples, and from only the last ones if
     it has changed.
 
     If there are no others, times of answers that a proxy held back count too, because readers wait for them.
@@ -168,7 +168,7 @@ class RecentTimes:
 
 
 class RecentSpeed:
-    """The device's present speed, for the same forecasts; estimated from only the last samples if it has changed.
+    """The device's current speed, for the same forecasts; estimated from only the last samples if it has changed.
 
     Args:
         window: number of samples.
@@ -194,7 +194,7 @@ class RecentSpeed:
             self._has_changed = True
 
     def estimate(self, prior: DeviceSpeed | None) -> DeviceSpeed | None:
-        """Return the line now; None if nothing is known. ``prior``: the line known before; after a change only its decode rate counts."""
+        """Return the line now; None if nothing is known. ``prior`` is the line known before; after a change only its decode rate counts."""
         while self._new:
             self._take(*self._new.popleft())
         found = self._fit(self._samples).estimate(None if self._has_changed else prior)

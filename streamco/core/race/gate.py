@@ -118,7 +118,7 @@ class HeldBeginning:
         return not self.is_open and source == self.plan.source
 
     def take(self, event: TokensReceived, *, thinks: bool) -> None:
-        """Take tokens of the answer's beginning; ``thinks``: it began with reasoning."""
+        """Take tokens of the answer's beginning. ``thinks`` tells if it began with reasoning."""
         self.tokens += event.tokens
         self.thinks = thinks
         if any(choice.delta.content or has_said(choice.delta) for chunk in event.chunks for choice in chunk.choices[:1]):
@@ -146,14 +146,14 @@ class HeldBeginning:
         return self.verdict != "unsure"
 
     def has_time(self, at: float) -> bool:
-        """Return True if the reader may wait; ``at``: seconds since the request."""
+        """Return True if the reader may wait ``at`` seconds after the request."""
         return self.plan.until is None or at < self.plan.until
 
     def wait(self, now: float, *, at: float, asked: str | None) -> None:
         """Let the reader wait for another endpoint.
 
         Args:
-            now: the present time.
+            now: the current time.
             at: seconds since the request.
             asked: the endpoint that was asked because of the score; None if none was.
         """
@@ -163,5 +163,5 @@ class HeldBeginning:
         self._deadline = now + self.patience
 
     def open(self, because: str = "") -> None:
-        """Hold nothing back from now on. ``because``: the reason, if the device was unsure and its answer is delivered."""
+        """Hold nothing back from now on. ``because`` is the reason, if the device was unsure and its answer is delivered."""
         self.is_open, self.passed_because = True, because

@@ -89,7 +89,7 @@ class Handover:
         return 0 if self._controller is None else self._controller.unread(attempt, position)
 
     def record_migration(self, source: Attempt, target: Attempt, *, at: float, buffered: float) -> None:
-        """Record a planned hand-over. ``at``: seconds since the request; ``buffered``: tokens that the reader had not reached."""
+        """Record a hand-over planned ``at`` seconds after the request, when the reader hadn't reached ``buffered`` tokens."""
         if self._controller is None:
             raise AssertionError("only a controller plans migrations")
         self._controller.record_migration()

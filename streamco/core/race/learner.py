@@ -115,7 +115,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     Args:
         policy: makes the decision of each race.
-        constrained: the side with the tokens that count against the budget.
+        constrained: the side whose tokens count against the budget.
         budget: share of prompt tokens that the constrained side may process.
         explore: probability that the loser of a race may run to its first token.
         revision: number of the plan among its learner's plans.
@@ -258,7 +258,7 @@ class Learner:
 
     @property
     def times(self) -> tuple[TTFTDistribution | None, DeviceSpeed | None]:
-        """The server's present time to first token and the device's speed, from however few samples; None for what isn't known."""
+        """The server's current time to first token and the device's speed, even from few samples; None for either that isn't known."""
         if self._times is None:
             server = self._recent.estimate(self._prior.server_ttft, self._server.told)
             self._times = server, self._recent_speed.estimate(self._prior.device)
@@ -273,7 +273,7 @@ class Learner:
 
     @property
     def constrained(self) -> Side:
-        """The side with the tokens that count against the budget."""
+        """The side whose tokens count against the budget."""
         if self._constrained is not None:
             return self._constrained
         costs = None if self._shape is None else device_costs(self._shape, exchange_rate=self._exchange_rate)

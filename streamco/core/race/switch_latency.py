@@ -112,7 +112,7 @@ class SwitchLearner:
         return self._timings[name]
 
     def record(self, attempts: Iterable[Attempt], devices: frozenset[str], prompt_tokens: int) -> None:
-        """Record the attempts of an answer that is over; ``devices``: names of the endpoints that are devices."""
+        """Record the attempts of an answer that is over. ``devices`` are the names of the endpoints that are devices."""
         for attempt in attempts:
             if attempt.opened is not None and attempt.error is None:
                 self._record(attempt, self.timing(attempt.source, is_device=attempt.source in devices), prompt_tokens)

@@ -95,7 +95,7 @@ class DraftStepTimes:
     because a device may have become faster or slower.
 
     Args:
-        prior: seconds of a step on 1, 2, ... sequences, until they are measured.
+        prior: seconds that a step on 1, 2, ... sequences takes, until they are measured.
     """
 
     def __init__(self, prior: Sequence[float]) -> None:
@@ -213,7 +213,7 @@ class RoundTrip:
         self._fixed = Ewma(0.0, first_weight=1.0)  # a wait without its computing
 
     def expect_costs(self, costs: RowCosts | None) -> None:
-        """Set what the verifier's rounds cost by their rows, as it reported, or None if it didn't report it."""
+        """Set what the verifier's rounds cost by their number of rows, as it reported, or None if it didn't report it."""
         self._costs = costs
 
     def expect_rtt(self, seconds: float) -> None:
@@ -249,7 +249,7 @@ class RoundTrip:
 
     @property
     def prices(self) -> tuple[float, RowCosts] | None:
-        """The seconds of a wait that don't depend on the round (link and queue), and its costs by rows; None if not known.
+        """The seconds of a wait that don't depend on the round (link and queue), and its costs by number of rows; None if not known.
 
         The costs follow the measured ones: a verifier under load takes longer than it reported.
         """
@@ -337,7 +337,7 @@ class RemoteStepTime:
         self._drafted = 0  # tokens that drafts gave since then
 
     def record(self, tokens: int, seconds: float, *, is_beside_draft: bool = False) -> None:
-        """Record that ``tokens`` of a stream came in ``seconds``; ``is_beside_draft``: while the device drafted."""
+        """Record that ``tokens`` of a stream came in ``seconds``. ``is_beside_draft`` tells if the device drafted meanwhile."""
         if not tokens or seconds <= 0.0:
             return
         if is_beside_draft and not self._is_beside_draft:

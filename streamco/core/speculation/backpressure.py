@@ -27,7 +27,7 @@ class Backpressure:
         self._held_since: float | None = None
 
     def request(self, *, is_streaming: bool, now: float) -> None:
-        """Record that the reader has much left to read. ``is_streaming``: a remote stream is open, which is not read from now on."""
+        """Record that the reader has much left to read. If ``is_streaming``, a remote stream is open, which isn't read from now on."""
         self.is_requested = True
         if is_streaming:
             self._held_since = now

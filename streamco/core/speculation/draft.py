@@ -66,7 +66,7 @@ class DraftSequence:
 
     @property
     def written(self) -> int:
-        """Number of tokens that the present command has written."""
+        """Number of tokens that the current command has written."""
         return len(self.tokens) - self.earlier
 
     @property
@@ -98,7 +98,7 @@ class DraftSequence:
         return (later, now - self.first_at) if later > (self.first > 1) else None
 
     def record_tokens(self, tokens: Sequence[DraftToken], importance: float | None, *, now: float, is_finished: bool) -> None:
-        """Record new tokens. ``importance`` is the mean over all tokens of the present command."""
+        """Record new tokens. ``importance`` is the mean over all tokens of the current command."""
         if not self.written:
             self.first_at, self.first = now, len(tokens)
         self.tokens += tokens

@@ -91,7 +91,7 @@ class DraftState:
         self.drop()
 
     def start(self, committed: Sequence[int], count: int, *, is_beside_stream: bool = False, now: float) -> None:
-        """Drop all drafts and draft ``count`` tokens after the committed ones; ``is_beside_stream``: while a stream continues them."""
+        """Drop all drafts and draft ``count`` tokens after the committed ones. ``is_beside_stream`` tells if a stream does, too."""
         self.drop()
         length = self._peer.common_length(committed)
         ids = tuple(committed[length:])
@@ -126,7 +126,7 @@ class DraftState:
         return draft
 
     def resume_trunk(self) -> None:
-        """Make the trunk branch the trunk again, because the verdict came before its first token."""
+        """Make the trunk branch the trunk again, because the verdict came before the branch had its first token."""
         draft = next(draft for draft in self.branches.values() if draft.is_trunk_branch)
         draft.adopt(None)
         del self.branches[draft.version]

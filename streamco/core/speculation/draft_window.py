@@ -77,7 +77,13 @@ class DraftWindow:
         return self.tokens
 
     def should_end(self, chance: float, confidence: float = 1.0, *, length: int = 1) -> bool:
-        """Return True if a draft of ``length`` should end. ``chance``: that it is accepted whole; ``confidence``: of its last token."""
+        """Return True if a draft of ``length`` should end.
+
+        Args:
+            chance: probability that it is accepted whole.
+            confidence: the confidence of its last token.
+            length: its number of tokens.
+        """
         return chance < self._min_chance + self._surcharge(length) or confidence < self._min_confidence
 
     def should_have_ended(self, chances: Sequence[float]) -> bool:
@@ -133,6 +139,6 @@ class DraftWindow:
             self._drafted.record(position < accepted)
 
     def record_length(self, length: int, *, has_ended: bool) -> None:
-        """Record the length of a verified draft. ``has_ended``: the policy ended it; a draft cut short by something else is ignored."""
+        """Record the length of a verified draft. One that isn't as long as usual counts only with ``has_ended``, if the policy ended it."""
         if length >= min(self._length.value, self.tokens) or has_ended:
             self._length.record(length)

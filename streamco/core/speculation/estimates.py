@@ -121,7 +121,7 @@ class SpeculationEstimates:
         self._is_parallel, self._is_ahead = True, False
         self._step_times = DraftStepTimes(prior.step_times)
         self._round_trips: defaultdict[str, RoundTrip] = defaultdict(partial(RoundTrip, prior.wait))  # by verifier, if there are several
-        self._round_trip = RoundTrip(prior.wait)  # the present one
+        self._round_trip = RoundTrip(prior.wait)  # the current one
         self._remote_step = RemoteStepTime(prior.remote_step)
         self._prompt_time = Ewma(0.0, first_weight=1.0)
         self._opening_share = Ewma(1.0, _FIRST_WEIGHT)
@@ -247,7 +247,7 @@ class SpeculationEstimates:
 
     @property
     def hit_rate(self) -> float | None:
-        """Expected share of rounds that begin with an adopted branch, at the present acceptance rate; None if not measured."""
+        """Expected share of rounds that begin with an adopted branch, at the current acceptance rate; None if not measured."""
         return self._rounds.hit_rate.at(self.acceptance) if self._rounds.hit_rate.is_measured else None
 
     @property
@@ -377,7 +377,7 @@ class SpeculationEstimates:
         )
 
     def conditions_of(self, draft: Sequence[DraftToken], *, leaves_stream: bool = False) -> RoundConditions:
-        """Return ``conditions`` for a round with this draft. ``leaves_stream``: an open stream would have to be opened again."""
+        """Return ``conditions`` for a round with this draft. If ``leaves_stream``, an open stream would have to be opened again."""
         known = self.conditions()
         return replace(
             known,
@@ -409,7 +409,7 @@ class SpeculationEstimates:
         self._rounds.adopted.record(tokens)
 
     def record_ahead(self, was_sent: bool) -> None:
-        """Record a verdict of a round with branches. ``was_sent``: the next draft had been sent ahead for exactly that verdict."""
+        """Record a verdict of a round with branches. If ``was_sent``, the next draft had been sent ahead for exactly that verdict."""
         self._rounds.ahead_rate.record(was_sent)
 
     # Times
@@ -443,7 +443,7 @@ class SpeculationEstimates:
         self._round_trip.expect_rtt(seconds)
 
     def expect_row_costs(self, costs: RowCosts | None) -> None:
-        """Set what the verifier's rounds cost by their rows, as it reported, or None if it didn't report it."""
+        """Set what the verifier's rounds cost by their number of rows, as it reported, or None if it didn't report it."""
         self._round_trip.expect_costs(costs)
 
     def record_wait(

@@ -26,7 +26,7 @@ class RemoteStream:
     Attributes:
         version: version of the open stream; None if no stream is open.
         failure: why it can't be used for the rest of the answer; None if it can.
-        tokens: tokens of the present stream, or of the last one.
+        tokens: tokens of the current stream, or of the last one.
     """
 
     def __init__(self, is_available: bool, emit: Callable[[SpeculationCommand], None], next_version: Callable[[], int]) -> None:
@@ -107,7 +107,7 @@ class TimeAccount:
         self._counted_until += max(0.0, now - max(since, self._counted_until))
 
     def record_opened(self, *, is_charged: bool = True, now: float) -> None:
-        """Record that the remote stream was opened. ``is_charged``: an answer that has begun waits for it because of drafting."""
+        """Record that the remote stream was opened. If ``is_charged``, an answer that has begun waits for it because of drafting."""
         self._opened_at, self._is_charged, self._is_one_piece = now, is_charged, True
 
     def record_ended(self, tokens: int, *, now: float) -> None:

@@ -118,7 +118,7 @@ class SpeculationMachine:
         self._silence = SilenceLimit(options, answer=answer, verifier=verifier, remote=remote, backpressure=backpressure)
         self.answer, self._draft_state, self._verifier, self._remote = answer, draft_state, verifier, remote
         self._time_account, self._backpressure = time_account, backpressure
-        self._window = 0  # tokens of the present draft
+        self._window = 0  # tokens of the current draft
         self._unchecked = 0  # tokens of the remote stream since the last decision whether drafting pays
         self._is_returning = False  # drafting pays; the stream continues until verifier and device are ready
 

@@ -71,7 +71,7 @@ class ModeSelector:
         return window if free_tokens is None else min(window, free_tokens - is_one_added)
 
     def record_nothing_found(self) -> None:
-        """Record that a lookup after the present answer found no draft, or none that pays."""
+        """Record that a lookup after the current answer found no draft, or none that pays."""
         self._empty_at = self._answer.length
 
     def record_verdict(self) -> None:

@@ -38,7 +38,7 @@ class SilenceLimit:
         self._answer, self._verifier, self._remote, self._backpressure = answer, verifier, remote, backpressure
         self._length = 0  # tokens of the answer at the last call
         self._counted = 0.0  # seconds of earlier waits since the last token
-        self._since: float | None = None  # begin of the present wait; None if the answer doesn't wait
+        self._since: float | None = None  # beginning of the current wait; None if the answer doesn't wait
 
     def watch(self, *, now: float) -> None:
         """Count until ``now``; called after each event."""

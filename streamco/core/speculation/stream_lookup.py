@@ -26,7 +26,7 @@ class StreamLookup:
     def __init__(self, draft_state: DraftState, estimates: SpeculationEstimates) -> None:
         self._draft_state = draft_state
         self._estimates = estimates
-        self._position = -1  # length of the answer in front of the present lookup
+        self._position = -1  # length of the answer in front of the current lookup
 
     def follow(self, committed: Sequence[int], *, now: float) -> None:
         """Compare the last lookup with the stream's new tokens, and look up what may follow them."""

@@ -234,7 +234,7 @@ def record_wait(estimates: SpeculationEstimates, out: Round, event: VerdictRecei
 
 
 def record_outcome(estimates: SpeculationEstimates, out: Round, event: VerdictReceived, *, is_hit: bool | None) -> None:
-    """Record the outcome of a round's draft. ``is_hit``: a branch was adopted; None if there were no branches."""
+    """Record the outcome of a round's draft. ``is_hit`` tells if a branch was adopted; None if there were no branches."""
     has_sibling = out.sibling(event.accepted) is not None
     estimates.record_verdict(out.confidences, out.position(event.accepted), is_hit=is_hit, has_sibling=has_sibling)
 

@@ -43,7 +43,7 @@ class RowsComputed(Struct, frozen=True):
 class SessionReady(Struct, frozen=True):
     """A server takes rows; it holds the first ``length`` of them, 0 in a new session.
 
-    ``is_new``: the session was opened or resumed; otherwise it is the former attempt's, which continues after a refusal for load.
+    With ``is_new`` the session was opened or resumed; otherwise it is the former attempt's, which continues after a refusal for load.
     """
 
     attempt: int
@@ -52,7 +52,7 @@ class SessionReady(Struct, frozen=True):
 
 
 class SessionLost(Struct, frozen=True):
-    """The session of this attempt is gone, or its unanswered rows were refused. ``may_resume``: the server may have kept its positions."""
+    """The session of this attempt is gone, or its unanswered rows were refused. With ``may_resume``, its positions may have been kept."""
 
     attempt: int
     may_resume: bool

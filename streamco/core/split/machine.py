@@ -36,13 +36,13 @@ __all__ = ["SplitCounts", "SplitMachine"]
 
 
 class SplitCounts(Struct):
-    """Counts of what one answer has sent.
+    """What one answer has sent and received.
 
     Args:
         chunks: frames with rows.
         rows: rows in them.
-        repeated: rows that were sent again after a loss, or after a refusal for the server's load.
-        trips: times that states came back.
+        repeated: rows that were sent again after a loss, or because an overloaded server refused them.
+        trips: how often states came back.
         sessions: sessions that were opened or resumed.
     """
 

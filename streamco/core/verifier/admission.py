@@ -32,7 +32,7 @@ class Admission:
     Args:
         options: limits of load and engine.
         policy: the policy that forms the batches.
-        step: seconds of a batch.
+        step: returns how many seconds a batch takes.
         pace: the time that prompts take.
         sessions: all sessions, and the cache they share.
 

@@ -30,7 +30,7 @@ class MeasuredStep:
     """A model of step times, scaled by the median ratio of measured to predicted times. Implements ``StepSeconds``.
 
     Args:
-        model: seconds of a batch from its tokens and their context.
+        model: returns how many seconds a batch takes, from its tokens and their context.
     """
 
     def __init__(self, model: StepSeconds) -> None:
@@ -39,7 +39,7 @@ class MeasuredStep:
         self._scale = 1.0
 
     def __call__(self, tokens: int, context: int) -> float:
-        """Return the seconds of a batch."""
+        """Return how many seconds a batch takes."""
         return self._scale * self._model(tokens, context)
 
     def alone(self, tokens: int, context: int) -> float:

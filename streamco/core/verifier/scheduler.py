@@ -72,7 +72,7 @@ class VerificationScheduler:
 
     Args:
         options: limits of load and engine.
-        step: seconds of a batch; measured times correct it.
+        step: returns how many seconds a batch takes; measured times correct it.
         policy: chooses the requests of a batch; None for ``Alternating``.
     """
 

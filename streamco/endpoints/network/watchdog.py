@@ -35,7 +35,7 @@ class Watchdog:
         loop: the event loop for the clock and the timers.
         timeouts: ``first_token``, ``next_token``, ``socket`` and ``total``, in seconds; the others are limited elsewhere.
         on_expired: called once with the error when a limit is exceeded; it must end the waiting.
-        elapsed: seconds of ``total`` that other endpoints of the same answer have already used.
+        elapsed: how many seconds of ``total`` other endpoints of the same answer have already used.
     """
 
     __slots__ = (

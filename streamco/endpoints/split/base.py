@@ -27,7 +27,7 @@ class AnswerEngine(Protocol):
 
     @property
     def input_costs(self) -> RowCosts | None:
-        """Seconds that the input layers take, by rows, or None if not measured yet."""
+        """Seconds that the input layers take, by number of rows, or None if not measured yet."""
         ...
 
     def submit(self, request: GenerationRequest, wake: Callable[[], None], owner: AnswerOwner | None = None) -> Generation:
@@ -101,7 +101,7 @@ class SplitLink(ServerFacts, Protocol):
         Args:
             rows: number of rows, at least 1.
             computed: how many of these, from the first on, the device has already computed.
-            input_costs: seconds of the device's own layers, by rows, or None if not known.
+            input_costs: seconds that the device's own layers take, by number of rows, or None if not known.
         """
         ...
 

@@ -114,11 +114,11 @@ class MiddleServers:
     def path(self, form: StateFormat, input_costs: RowCosts | None = None) -> SplitPath | None:
         """Return what is known about the server in use and the link to it, or None if no server has sent its costs.
 
-        The download is assumed to be as fast as the upload.
+        If all rows come back, the download is assumed to be as fast as the upload; if only the last one does, its time is ignored.
 
         Args:
             form: format of the states.
-            input_costs: seconds of the device's own layers, by rows, or None if not known.
+            input_costs: seconds that the device's own layers take, by number of rows, or None if not known.
         """
         server, welcome = self._server, self._welcome
         if welcome is None or server.costs is None:

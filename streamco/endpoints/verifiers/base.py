@@ -69,7 +69,7 @@ class VerifierFacts(Struct, frozen=True, kw_only=True):
         samples_exactly: True if sampling keeps the target's distribution with every filter, False if only with a top_k within ``top_k``.
         holds_context: True if the server keeps a session's context; False if every round sends and reads all of it.
         max_ahead: drafts that may be sent in advance after each round.
-        row_costs: seconds of a verification by its rows, without load, or None if the server doesn't say.
+        row_costs: seconds that a verification takes without load, by its number of rows, or None if the server doesn't say.
         max_paths: maximum number of paths in the draft of one round; 1 for chains only.
     """
 

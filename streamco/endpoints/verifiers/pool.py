@@ -243,7 +243,7 @@ class VerifierPool:
             probes.tasks[member] = task
 
     async def trouble_of(self, member: PoolMember, *, within: float) -> str:
-        """Return why a verifier can't be used, or "" if it responds. ``within``: time limit for the response, in seconds."""
+        """Return why a verifier can't be used, or "" if it responds. ``within`` is the time limit for the response, in seconds."""
         try:
             async with PeerTimeout(within):
                 await member.verifier.probe()

@@ -45,7 +45,7 @@ class Pieces(Protocol):
     end_ids: frozenset[int]
 
     def token_bytes(self, token: int, /) -> bytes:
-        """Return the bytes of one token; b"" for control tokens."""
+        """Return the text of one token as bytes; b"" for control tokens."""
         ...
 
 

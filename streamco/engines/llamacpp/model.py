@@ -91,7 +91,7 @@ class LlamaModel:
         """Free the memory; idempotent. No context may use it any more.
 
         Args:
-            reason: what the error of later calls says that they got; "" for a closed engine.
+            reason: what the error of later calls says; "" to say that the engine is closed.
         """
         with self._changed:
             self._closed_as = self._closed_as or reason
@@ -120,7 +120,7 @@ class LlamaModel:
         return [*self._begin_ids, *ids[:count]] if bos else ids[:count]
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of one token id; b"" for control tokens and ids beyond the vocabulary."""
+        """Return the text of one token id as bytes; b"" for control tokens and ids beyond the vocabulary."""
         if not 0 <= token < self.vocabulary_size:
             return b""
         data = self._bytes[token]
@@ -129,7 +129,7 @@ class LlamaModel:
         return data
 
     def detokenize(self, ids: Sequence[int]) -> bytes:
-        """Return the bytes of token ids, control tokens left out."""
+        """Return the text of token ids as bytes, without control tokens."""
         return b"".join(map(self.token_bytes, ids))
 
     def apply_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:

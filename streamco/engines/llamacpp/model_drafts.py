@@ -77,7 +77,7 @@ class ModelSource:
         return self._accepted.value
 
     def step(self, answers: int) -> float:
-        """Return the seconds of a step for this many answers, or for the nearest known number; 0 if none is known."""
+        """Return how many seconds a step takes for this many answers, or for the nearest known number; 0 if none is known."""
         if not self._steps:
             return 0.0
         return self._steps[min(self._steps, key=lambda known: abs(known - answers))].value

@@ -126,7 +126,7 @@ class ReasoningSplitter:
                 yield replace(piece, text="")
 
     def _take(self, length: int, *, is_reasoning: bool, is_whole: bool = False) -> Iterator[TextPiece]:
-        """Take this many characters from the held pieces. ``is_whole``: fewer, if they end inside a piece."""
+        """Take this many characters from the held pieces; with ``is_whole`` fewer, if they end inside a piece."""
         while self._held and (self._text[:length] or not self._held[0].text):
             piece = self._held[0]
             size = len(piece.text)

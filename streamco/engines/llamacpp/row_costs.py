@@ -41,7 +41,7 @@ class MeasuredCosts(NamedTuple):
     """The result of a measurement.
 
     Args:
-        seconds: seconds of a batch by rows; {} if it was stopped, or the model is too slow.
+        seconds: seconds that a batch takes, by number of rows; {} if it was stopped, or the model is too slow.
         spread: ratio of a size's longest time to its shortest, the median over several sizes.
         cpu_share: share of the time in which the computing thread had a core, 0..1; 1 if that isn't known.
     """
@@ -78,7 +78,7 @@ def measured_costs(
     clock: Callable[[], float] = perf_counter,
     cpu_clock: Callable[[], float] | None = thread_time,
 ) -> MeasuredCosts:
-    """Return the seconds of a batch by rows, the least of one to three, measured in about two seconds.
+    """Return how many seconds a batch takes, by number of rows: the least of one to three times, measured in about two seconds.
 
     If the model is slow, fewer sizes are timed, and the ones between are interpolated. Above the largest size, a row is assumed to cost
     the average up to there.

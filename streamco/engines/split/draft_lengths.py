@@ -190,7 +190,7 @@ class DraftLengths:
         return chance < self._ends_early.min_acceptance(self._state(len(confidences) + 1, is_lookup=is_lookup), self._previous)
 
     def record_step(self, seconds: float, *, has_row: bool = False) -> None:
-        """Record the time of a draft step. ``has_row``: the input layers' row was known from a branch; otherwise it is included."""
+        """Record the time of a draft step. It includes the input layers' row unless ``has_row``, when that was known from a branch."""
         (self._short_step if has_row else self._step).record(seconds)
 
     def record_lookup(self, seconds: float) -> None:

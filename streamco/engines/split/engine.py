@@ -219,7 +219,7 @@ class SplitEngine:
         return self._head.model.tokenize(text, special=special, bos=bos)
 
     def detokenize(self, ids: Sequence[int]) -> bytes:
-        """Return the bytes of token ids, control tokens left out."""
+        """Return the text of token ids as bytes, without control tokens."""
         return self._head.model.detokenize(ids)
 
     def apply_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:

@@ -122,7 +122,7 @@ class LayerPart:
         return self._context.states(rows)
 
     def _states_by(self, piece: int) -> list[bytes]:
-        """Return the bits of always the same states, computed ``piece`` at a time."""
+        """Run fixed random states through the layers, ``piece`` at a time, and return each result as bytes."""
         import numpy as np
 
         states = np.random.default_rng(1).standard_normal((max(COMPARED, piece), self.info.width), np.float32)

@@ -85,7 +85,7 @@ class LayerEngine(Protocol):
         ...
 
     def row_costs(self) -> Mapping[int, float]:
-        """Return the seconds of a batch by rows, measured without load."""
+        """Return how many seconds a batch takes, by number of rows, measured without load."""
         ...
 
     def ping(self, wake: Callable[[], None], /) -> None:
@@ -106,7 +106,7 @@ class MiddleEngine:
         sequences: number of sequences.
         threads: number of computing threads; None for a fair share of the cores.
         pace: when the results of a batch may be shown, to behave like larger layers. None shows them at once.
-        row_costs: seconds by rows; None to measure them.
+        row_costs: seconds by number of rows; None to measure them.
         repack, exact: see ``LayerPart``.
 
     Raises:
@@ -158,7 +158,10 @@ class MiddleEngine:
         self._put(wake)
 
     def row_costs(self) -> Mapping[int, float]:
-        """Return the seconds of a batch by rows. The first call measures them for some tenths of a second; no batch may be out."""
+        """Return how many seconds a batch takes, by number of rows.
+
+        The first call measures that for some tenths of a second; no batch may be out.
+        """
         if not self._costs:
             step = None if self._pace is None else self._pace.step_time
             sizes = measured_sizes(min(self.batch_rows, self.cells))

@@ -42,7 +42,7 @@ def choose_siblings(
         forecast: rejection forecast of the draft.
         draft: its ids, shape (window,).
         candidates: the draft model's likeliest (id, probability) at each position of it, best first.
-        row_seconds: seconds of a verification by its rows: one for each token of the draft, one for each sibling, and one.
+        row_seconds: seconds that a verification takes, by number of rows: one for each token of the draft, one for each sibling, and one.
         token_seconds: seconds that one more token is worth, which are the seconds that one takes at present.
         max_siblings: maximum number of siblings.
 

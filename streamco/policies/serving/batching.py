@@ -10,7 +10,7 @@ never in one batch, because tens of tokens would have to wait for thousands; onl
 - ``FirstCome`` keeps the order of arrival, as a baseline.
 - ``Mixed`` is for a split server, where prompt chunks and verifications share a batch up to a limit (HAT 2.1 and 3.3; Sarathi-Serve).
 
-Algorithm 1 as printed fetches the next verification before it counts the uncached tokens of the present one. Here each is counted with
+Algorithm 1 as printed fetches the next verification before it counts the uncached tokens of the current one. Here each is counted with
 its own tokens.
 """
 
@@ -47,14 +47,14 @@ CHUNK = 32  # maximum tokens that a verification reads in one batch (Synera 4.5)
 
 Kind = Literal["prefill", "verify"]
 StepSeconds = Callable[[int, int], float]
-"""Returns the seconds of a batch from the tokens that it reads and the cached tokens that they attend to."""
+"""Returns how many seconds a batch takes, from the number of tokens that it reads and of cached tokens that they attend to."""
 
 
 class LinearStep(Struct, frozen=True, kw_only=True):
-    """Linear model of the seconds of a batch. Implements ``StepSeconds``.
+    """Linear model of the seconds that a batch takes. Implements ``StepSeconds``.
 
     Args:
-        setup: seconds of any batch, to read the weights.
+        setup: seconds that any batch takes to read the weights.
         per_token: seconds per token that is read.
         per_context: seconds per cached token of the sequences that take part.
     """
@@ -64,7 +64,7 @@ class LinearStep(Struct, frozen=True, kw_only=True):
     per_context: float = 0.0
 
     def __call__(self, tokens: int, context: int) -> float:
-        """Return the seconds of a batch of ``tokens`` after ``context`` cached tokens."""
+        """Return how many seconds a batch of ``tokens`` after ``context`` cached tokens takes."""
         return self.setup + self.per_token * tokens + self.per_context * context
 
 
@@ -113,7 +113,7 @@ class BatchContext(Struct, frozen=True, kw_only=True):
         now: time, seconds.
         served: tokens that were read for each device; see ``fair_order``.
         verified: number of verification batches since the last prefill.
-        step: seconds of a batch.
+        step: returns how many seconds a batch takes.
     """
 
     now: float

@@ -36,7 +36,7 @@ class DayBudget(Struct, frozen=True, kw_only=True):
 
 
 def day_of(now: float) -> str:
-    """Return the day in UTC, such as 2026-11-27. ``now``: Unix time."""
+    """Return the day of a Unix time in UTC, such as 2026-11-27."""
     return datetime.fromtimestamp(now, UTC).date().isoformat()
 
 

@@ -189,7 +189,7 @@ def _check_names(value: Any, known: frozenset[str], field: str) -> None:
 
 
 def _unbounded(field: str, expected: str) -> RequestError:
-    """Return the refusal of a field; ``expected``: the contents of it that have a bounded cost."""
+    """Return the refusal of a field. ``expected`` names the contents of it that have a bounded cost."""
     text = f"expected {expected}, got more: a budget can't be kept, because what it costs is not known beforehand"
     return invalid(field, text, code="unsupported_parameter")
 
@@ -222,7 +222,7 @@ def _measure_message(message: Message, measured: _Measured) -> int:
 
 
 def _measure_part(part: Any, add: Callable[[Any], None]) -> int:
-    """Measure a part of a message's content that isn't plain text, and return the number of its images. ``add``: measures a field.
+    """Measure a part of a message's content that isn't plain text, and return the number of its images. ``add`` measures a field.
 
     Raises:
         RequestError: 400 it is of an unknown kind.

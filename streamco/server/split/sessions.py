@@ -110,10 +110,10 @@ class SplitSessions(HostedSessions[_SplitSession, SplitConnection]):
         engine: computes the middle layers; the caller closes it.
         options: limits of devices, connections and load.
         policy: forms the batches.
-        costs: seconds of a batch by rows, measured before there is any load.
+        costs: seconds that a batch takes, by number of rows, measured before there is any load.
 
     Attributes:
-        row_costs: present costs of batches of the measured sizes; the same for all answers of a batch.
+        row_costs: current costs of batches of the measured sizes; the same for all answers of a batch.
     """
 
     stats: SplitStats
@@ -342,7 +342,7 @@ def _make_scheduler(engine: LayerEngine, options: VerifyOptions, costs: RowCosts
     """Return a scheduler with this engine's capacity. Each session counts one token more than it has rows.
 
     A verification waits for the running batch, and shares its own batch with prompts. So it counts as late only after two more full
-    batches, at the present batch times.
+    batches, at the current batch times.
     """
     load = asdict(options.load)
     load["late_grace"] += _SHARED_BATCHES * costs.seconds(policy.room)

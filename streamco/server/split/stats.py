@@ -56,7 +56,7 @@ class SplitStats(SessionStats):
         Args:
             returned: rows that came back.
             queued: seconds that it waited while none of its batches ran.
-            computed: seconds of its batches.
+            computed: seconds that its batches took.
         """
         self._rounds += 1
         self._returned += returned

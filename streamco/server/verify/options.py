@@ -37,7 +37,7 @@ class VerifyOptions(Options, frozen=True, kw_only=True):
     resume_s: int = 60  # seconds that sessions of a lost connection are kept
     hello_timeout: float = 10.0  # seconds until the first frame
     ping_interval: float = 20.0  # seconds of silence before a ping; without a pong in half of it the connection is lost
-    write_timeout: float = 30.0  # seconds that one frame may wait for a client that doesn't read
+    write_timeout: float = 30.0  # seconds that one frame may wait for a client that has stopped reading
     faults_per_minute: int = 64  # wrong frames, keys and hellos from one address before its new connections are refused
 
     def __post_init__(self) -> None:

@@ -291,7 +291,7 @@ def make_policy(options: VerifyOptions, batch_tokens: int, step: StepSeconds) ->
     Args:
         options: options of the service.
         batch_tokens: largest number of tokens that the engine reads at once.
-        step: seconds of a batch, from which the size of a mixed batch follows if the options don't set it.
+        step: returns how many seconds a batch takes, from which the size of a mixed batch follows if the options don't set it.
 
     Raises:
         ConfigError: the options' ``room`` is more than the engine reads at once.

@@ -49,7 +49,7 @@ def convert_options(data: Any, kind: type[T], where: Callable[[Location], str]) 
 
 
 def pick(got: object, known: Mapping[str, Any] | tuple[str, ...], instead: str | None = None) -> str:
-    """Return a text like "expected one of a, b, got c; did you mean a?".
+    """Return text like "expected one of a, b, got c; did you mean a?".
 
     Args:
         got: the unknown value.

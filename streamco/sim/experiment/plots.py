@@ -206,7 +206,7 @@ def _columns(names: Sequence[str], width: float) -> int:
 
 
 def _legend_rows(names: Sequence[str], width: float) -> int:
-    """Return the rows of a legend, including its title, or 0 if there is none."""
+    """Return how many rows a legend takes, including its title, or 0 if there is none."""
     return -(-len(names) // _columns(names, width)) + 1 if names else 0
 
 

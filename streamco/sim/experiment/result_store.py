@@ -40,7 +40,7 @@ class ResultStore:
 
     Args:
         path: path of the file, which is created with the first line.
-        code: digest of the present code.
+        code: digest of the current code.
         takes_any: True if results of other code count, too.
 
     Raises:

@@ -36,7 +36,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     """Everything that a run depends on.
 
     Args:
-        kind: name of the kind.
+        kind: name of the kind of experiment.
         kind_location: module and attribute of the kind, as in ``KINDS``.
         seed: seed of all random draws.
         requests: True if the outcome includes rows of single requests.

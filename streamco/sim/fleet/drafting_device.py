@@ -25,7 +25,7 @@ class DraftingDevice(Struct, frozen=True, kw_only=True):
         writes: returns the token that it writes, if this is known without the whole distribution.
         importance: returns the importance of a draft's first tokens from the position of the first one and their number, or None if
             importance isn't used.
-        step_times: seconds of a step by the number of sequences that draft in it; the last value is for more sequences, too.
+        step_times: seconds that a step takes, by the number of sequences that draft in it; the last value is for more sequences, too.
         read_time: seconds for each token that has to be read first, except the last, which is part of the step. The token that a sequence
             wrote last is read together with the tokens after it, as in engines.
         prompt_time: seconds to read the prompt, before the first token.
@@ -89,7 +89,7 @@ class SimulatedDrafts:
         self._own = _Sequence(0, [], 0, 0)
         self._branches: dict[int, _Sequence] = {}
         self._is_busy = self._is_scheduled = False
-        self._running: list[_Sequence] = []  # sequences of the present step, if it may be interrupted
+        self._running: list[_Sequence] = []  # sequences of the current step, if it may be interrupted
         self._steps = 0
         self._has_failed = False
         self._unread_prompt = device.prompt_time
@@ -166,7 +166,7 @@ class SimulatedDrafts:
         self._step()
 
     def _stop(self) -> None:
-        """End or interrupt the present step."""
+        """End or interrupt the current step."""
         self._is_busy, self._running = False, []
         self._steps += 1
 

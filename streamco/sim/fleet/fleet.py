@@ -64,7 +64,7 @@ class DeviceModel(Struct, frozen=True, kw_only=True):
     """The speed and energy of a kind of device. Times are in seconds.
 
     Args:
-        name: name of the kind.
+        name: name of the kind of device.
         step_times: time of the draft model's step with 1, 2, ... sequences.
         seconds_per_token, overhead: reading a prompt of l tokens takes seconds_per_token x l + overhead.
         prompt_joules, token_joules: energy to read a token, and to write one.
@@ -119,15 +119,15 @@ class FleetDevice:
     """A device of the fleet.
 
     Args:
-        number: number of the device.
+        number: index that identifies the device.
         model: its speed and energy.
         link: its own link.
         pair: its estimates of the pair of models, which it learns. The times of rounds are kept for each server.
-        answer_routing: leaves whole answers to the server, or None to leave none.
-        rtt: round-trip time to the servers, in seconds, that it expects before the first verdict, or None if it has no expectation.
+        answer_routing: decides which whole answers to leave to the server; None leaves it none.
+        rtt: round-trip time to the servers, in seconds, to assume before the first verdict; None to assume nothing.
 
     Attributes:
-        has_read: tokens in its cache that are the common beginning of all prompts.
+        has_read: how many tokens of the prompts' common beginning are in its cache.
     """
 
     __slots__ = ("answer_routing", "has_read", "is_busy", "link", "model", "number", "pair", "rtt", "waiting")

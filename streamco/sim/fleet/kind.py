@@ -158,7 +158,7 @@ class SpeculateKind:
     columns = ("throughput", "tpot_mean", "ttft_mean", "acceptance", "window_mean", "utilisation")
 
     def describe(self, options: SpeculateOptions) -> str:
-        """Return a text about devices, servers and requests."""
+        """Return a description of devices, servers and requests."""
         return f"{describe_topology(auto_topology(options.world))}; {_describe_workload(options.workload)}"
 
     def names(self, options: SpeculateOptions, scenario: Scenario) -> Iterator[Named]:
@@ -401,7 +401,7 @@ def _check_importance(options: SpeculateOptions) -> None:
 
 
 def _describe_workload(workload: WorkloadOptions) -> str:
-    """Return a text about the number, the kind and the arrivals of the requests."""
+    """Return a description of the number, the kind and the arrivals of the requests."""
     what = f"of {Path(workload.trace).stem}" if workload.trace is not None else "of generated lengths"
     if workload.system_prompt:
         what += f" after a system prompt of {workload.system_prompt} tokens"

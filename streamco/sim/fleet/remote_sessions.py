@@ -82,7 +82,7 @@ class SimulatedVerifierSession(_LinkedPeer):
 
     Args:
         server: the server that verifies.
-        device: name of the device.
+        device: name of the device that drafts.
         answer: the answer that is drafted.
         emit: called with each event at the device.
         on_verdict: called with each verdict when the server sends it.

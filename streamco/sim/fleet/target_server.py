@@ -110,7 +110,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
     """A target server: the live scheduler, streams, and the hardware that they share.
 
     Args:
-        forward: returns the seconds of a pass.
+        forward: returns how many seconds a pass takes.
         options: limits of the scheduler.
         policy: forms batches of verifications and prompts, or None for the live server's policy.
         limits: limits of a pass.
@@ -118,7 +118,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
 
     Attributes:
         load: requests that were sent here and haven't ended, for routing.
-        busy: seconds of all passes so far.
+        busy: seconds that all passes so far took together.
         passes: number of passes so far.
         made: tokens that streams wrote.
         verified: tokens of drafts that were verified.
@@ -276,7 +276,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         call_at(self._env, seconds, end)
 
     def _seconds(self, writing: int, tokens: int, context: int, sequences: int) -> float:
-        """Return the seconds of a pass or, with a draft model, of a round: it drafts for all streams, and then they are verified."""
+        """Return how many seconds a pass takes or, with a draft model, a round: it drafts for all streams, and then they are verified."""
         if self._limits.drafting is None:
             return self._forward(writing, tokens, context, sequences)
         window, draft = self._limits.drafting.window, self._limits.drafting.forward

@@ -78,7 +78,7 @@ def apportion(total: int, shares: Sequence[float]) -> list[int]:
 
 
 def describe_topology(topology: Topology) -> str:
-    """Return a text like "60 devices (30 llama2-7b on a40, 30 at 30 tokens/s), 4 servers (llama2-70b on 4 a100)"."""
+    """Return text like "60 devices (30 llama2-7b on a40, 30 at 30 tokens/s), 4 servers (llama2-70b on 4 a100)"."""
     devices = _count(_device_kind(device.options) for device in topology.devices)
     servers = _count(_server_kind(server.options) for server in topology.servers)
     return f"{_noun(len(topology.devices), 'device')} ({devices}), {_noun(len(topology.servers), 'server')} ({servers})"

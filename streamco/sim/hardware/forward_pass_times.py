@@ -119,7 +119,7 @@ def memory_tokens(hardware: Hardware, *, usable: float = 0.9) -> int:
 
 
 def describe(hardware: Hardware) -> str:
-    """Return a text about the measurements behind a prediction, their source, and the substitutes for missing measurements.
+    """Return a description of the measurements behind a prediction, their source, and the substitutes for missing measurements.
 
     Raises:
         ConfigError: there is no such hardware.

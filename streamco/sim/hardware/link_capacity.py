@@ -36,10 +36,10 @@ class FixedRate:
 
     def __init__(self, mbps: float) -> None:
         self._bytes_per_s = mbps * 1e6 / 8.0
-        self._free = 0.0  # time at which all earlier bytes have left
+        self._free = 0.0  # time at which the last earlier byte leaves
 
     def send(self, now: float, size: int) -> float:
-        """Return the time at which the last of ``size`` bytes has left."""
+        """Return the time at which the last of ``size`` bytes leaves."""
         self._free = max(now, self._free) + size / self._bytes_per_s
         return self._free
 
@@ -72,7 +72,7 @@ class LinkTrace:
         return int(rounds) * len(self._times) + bisect_left(self._times, rest)
 
     def time(self, number: int) -> float:
-        """Return the seconds of an opportunity, by its number."""
+        """Return the time of an opportunity in seconds, by its number."""
         rounds, index = divmod(number, len(self._times))
         return rounds * self.period + self._times[index]
 
@@ -117,7 +117,7 @@ class RecordedCapacity:
         self._left = 0  # bytes that it can still take
 
     def send(self, now: float, size: int) -> float:
-        """Return the time at which the last of ``size`` bytes has left."""
+        """Return the time at which the last of ``size`` bytes leaves."""
         if now > self._sent:
             self._number = max(self._number, self._trace.first(now + self._offset) - 1)
             self._left = 0

@@ -107,7 +107,7 @@ class ConstantLink:
     """A link with a constant delay of half the round trip.
 
     Args:
-        rtt: seconds of a round trip.
+        rtt: seconds that a round trip takes.
     """
 
     __slots__ = ("_half",)
@@ -164,7 +164,13 @@ class _Direction:
         self._last = -APART  # time at which the previous frame arrives
 
     def delay(self, now: float, payload: int, pace: float) -> float:
-        """Return the delay. ``pace``: seconds until the next frame in this direction, if it is a stream."""
+        """Return the delay.
+
+        Args:
+            now: seconds since the simulation began.
+            payload: bytes of the frame, without the packets' headers.
+            pace: if this frame is part of a stream, the seconds until the stream's next frame; otherwise inf.
+        """
         packets = -(-payload // SEGMENT) or 1
         arrival = self._floor + (now if self._queue is None else self._queue.send(now, payload + HEADERS * packets))
         if self._scale:

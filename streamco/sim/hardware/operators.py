@@ -32,10 +32,10 @@ _BYTES = 2  # bytes of a weight, an activation or a cached value: half precision
 
 
 class PassSeconds(Protocol):
-    """A function that returns the seconds of one forward pass."""
+    """A function that returns how many seconds one forward pass takes."""
 
     def __call__(self, rows: int, tokens: int, context: int, sequences: int = 1) -> float:
-        """Return the seconds of a pass. Nothing is checked.
+        """Return how many seconds a pass takes. Nothing is checked.
 
         Args:
             rows: number of sequences that decode a token.
@@ -117,7 +117,7 @@ class Gpu(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         all_reduce: (bytes of a message, share of ``link`` that it gets) points, ascending; the time is linear between them.
         host_decode: seconds the host needs to launch a layer when all rows decode.
         host_prefill: the same for a pass that reads other tokens, too.
-        host_row: seconds of the host for each sequence of a pass.
+        host_row: seconds that the host takes for each sequence of a pass.
         tokens: tokens of a batch at the points of the tables, ascending.
         layer_ms: milliseconds of a layer's linear operators at these points, by model and tensor parallelism.
     """
@@ -140,7 +140,7 @@ class Gpu(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def all_reduce_seconds(gpu: Gpu, message: float, ways: int) -> float:
-    """Return the seconds of one all-reduce of ``message`` bytes among ``ways`` GPUs, without its latency."""
+    """Return how many seconds one all-reduce of ``message`` bytes among ``ways`` GPUs takes, without its latency."""
     if ways == 1:
         return 0.0
     points = [(0.0, 0.0), *((size, size / share) for size, share in gpu.all_reduce)]
@@ -148,7 +148,7 @@ def all_reduce_seconds(gpu: Gpu, message: float, ways: int) -> float:
 
 
 def forward_pass(gpu: Gpu, model: Transformer, layer_ms: Sequence[float], ways: int, engine: Engine = "eager") -> PassSeconds:
-    """Return a fast function that returns the seconds of a forward pass.
+    """Return a fast function that returns how many seconds a forward pass takes.
 
     Args:
         gpu: the GPU, of which the machine has ``ways``.

@@ -100,7 +100,7 @@ class RequestLimit:
 
     Args:
         requests: number of requests per minute.
-        clock: returns the present time in seconds.
+        clock: returns the current time in seconds.
     """
 
     def __init__(self, requests: int, clock: Callable[[], float]) -> None:
@@ -211,7 +211,7 @@ class SimulatedServer:
         rng: random source for the distribution.
         answer: the answer that it writes.
         pre_copy: with "warm", a pre-copied prefix is cached afterwards, and billed with one token; with "none", it can't pre-copy.
-        rtt: seconds of a round trip. A cancel takes as long, and until then the server keeps writing and billing.
+        rtt: seconds that a round trip takes. A cancel takes as long, and until then the server keeps writing and billing.
         burst: tokens per event, after the first token.
         limit: its limit on requests, shared with others, or None for no limit.
 

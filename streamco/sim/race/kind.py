@@ -72,7 +72,7 @@ class RaceKind:
     columns = ("ttft_mean", "ttft_p99", "budget_share", "cost_per_1000", "tbt_p99", "delayed_mean", "moves_mean")
 
     def describe(self, options: RaceOptions) -> str:
-        """Return a text about the requests only, because device and service are usually varied, and the file names them."""
+        """Return a description of the requests only, because device and service are usually varied, and the file names them."""
         workload = options.workload
         lengths = "Alpaca prompts" if workload.lengths == "alpaca" else f"prompts as long as those of {workload.lengths}"
         limit = "" if workload.max_tokens is None else f", answers of {workload.max_tokens} tokens at most"

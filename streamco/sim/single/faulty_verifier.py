@@ -43,7 +43,7 @@ class FaultyLink(Struct, frozen=True, kw_only=True):
     """A link between device and server.
 
     Args:
-        rtt: seconds of a round trip without payload.
+        rtt: seconds that a round trip without payload takes.
         bits_per_s: bits per second in each direction.
     """
 
@@ -81,7 +81,7 @@ class VerifyingServer(Struct, frozen=True, kw_only=True):
 
     Args:
         model: the target model, which gets the answer's ids.
-        step: seconds of a forward pass over one token or a round.
+        step: seconds that a forward pass over one token or a round takes.
         read_time: additional seconds for each token that it reads or verifies.
         prompt_time: seconds to read the prompt.
         is_sampled: True if the answer is drawn, False if the likeliest tokens are taken.
@@ -137,7 +137,7 @@ class FaultyVerifierSession:
         self._last_round = 0
         self._waiting: int | None = None
         self._ahead: list[tuple[SendDraft, float]] = []  # drafts after the pending round, and when they arrive
-        self._read_at = 0.0  # time at which the prompt will have been read
+        self._read_at = 0.0  # time at which the prompt has been read
         self._is_read = False
         if server.verifier_fails_at is not None:
             call_at(env, server.verifier_fails_at, self._fail)

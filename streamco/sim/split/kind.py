@@ -49,7 +49,7 @@ def batch_seconds(options: MiddleServerOptions) -> BatchSeconds:
 
 
 def row_costs(seconds: BatchSeconds) -> RowCosts:
-    """Return the seconds of batches by rows, as they are measured on a server without load."""
+    """Return how many seconds batches take, by number of rows, as measured on a server without load."""
     return RowCosts({rows: seconds(rows, 0, 1) for rows in _SIZES})
 
 
@@ -85,7 +85,7 @@ class SplitKind:
     columns = ("ttft_mean", "tpot_mean", "round_tokens", "stage_mean", "stage_deviation", "prefill_in_time", "decode_in_time")
 
     def describe(self, options: SplitKindOptions) -> str:
-        """Return a text about devices, server and requests."""
+        """Return a description of devices, server and requests."""
         world, workload = options.world, options.workload
         devices = sum(pool.count for pool in world.device_pools)
         count = "requests" if workload.requests is None else f"{workload.requests} requests"

@@ -150,7 +150,7 @@ class SimulatedSplitAnswer:
         return self._planned[2]
 
     def _chunk_rows(self, prompt: int) -> int:
-        """Return the rows of a chunk."""
+        """Return how many rows a chunk of the prompt has."""
         chunking = self._policy.chunking
         if chunking == "whole":
             return prompt

@@ -33,8 +33,8 @@ class VaryingLink:
         rng: random source of the rates.
 
     Attributes:
-        up_rate, down_rate: present rates in bytes per second.
-        round_trip: seconds of a round trip without payload.
+        up_rate, down_rate: current rates in bytes per second.
+        round_trip: seconds that a round trip without payload takes.
     """
 
     __slots__ = ("_free", "_options", "_rng", "down_rate", "round_trip", "up_rate")
@@ -43,7 +43,7 @@ class VaryingLink:
         self._options = options
         self._rng = rng
         self.round_trip = options.rtt_ms / 1e3
-        self._free = [0.0, 0.0]  # time at which all bytes to the device, and from it, have left
+        self._free = [0.0, 0.0]  # time at which the last byte to the device, and from it, leaves
         self.up_rate = self.down_rate = 0.0
         self.redraw()
 
@@ -53,7 +53,7 @@ class VaryingLink:
         self.down_rate = 1e6 * self._rng.uniform(*self._options.down_mb_s)
 
     def apart(self) -> VaryingLink:
-        """Return an idle link with the present rates."""
+        """Return an idle link with the current rates."""
         link = copy.copy(self)
         link._free = [0.0, 0.0]
         return link
@@ -69,7 +69,7 @@ class SimulatedSplitDevice:
     """A device that has the input layers, the draft layer and the head.
 
     Args:
-        number: number of the device.
+        number: index that identifies the device.
         pool: its kind.
         link: its link.
         pace_requests: requests after which it changes its mode.
@@ -117,25 +117,25 @@ class SimulatedSplitDevice:
         self._free = max(now, self._free) + seconds
         return self._free - now
 
-    # Seconds of its passes in its present mode
+    # Seconds that its passes take in its current mode
 
     def input_seconds(self, rows: int = 1) -> float:
-        """Return the seconds of rows through the input layers."""
+        """Return how many seconds rows take through the input layers."""
         return self._seconds(self._pool.input_ms, self._pool.row_ms * (rows - 1))
 
     def head_seconds(self, rows: int = 1) -> float:
-        """Return the seconds of rows through the head."""
+        """Return how many seconds rows take through the head."""
         pool = self._pool
         return self._seconds(pool.head_ms, (pool.row_ms if pool.head_row_ms is None else pool.head_row_ms) * (rows - 1))
 
     def step_seconds(self, branches: int = 1) -> float:
-        """Return the seconds of a draft step: input layers, draft layer and head, on several branches at once."""
+        """Return how many seconds a draft step takes: input layers, draft layer and head, on several branches at once."""
         pool = self._pool
         head = pool.head_ms if pool.draft_head_ms is None else pool.draft_head_ms
         return self._seconds(pool.input_ms, pool.draft_ms, head) * (1 + pool.branch_share * (branches - 1))
 
     def tree_seconds(self, rows: int) -> float:
-        """Return the seconds of Medusa's heads, and of the tree's rows through the input layers."""
+        """Return how many seconds Medusa's heads take, plus the tree's rows through the input layers."""
         return self._seconds(self._pool.heads_ms) + self.input_seconds(rows)
 
     def _seconds(self, *milliseconds: float) -> float:

@@ -29,7 +29,7 @@ class SentRows(Struct, kw_only=True):
     """Rows that a device has sent, with a callback for when they have been computed.
 
     Args:
-        session: name of the session.
+        session: name that identifies the session.
         device: name of its device.
         kind: ``prefill`` for a prompt's chunk, ``verify`` for the rows of a round.
         position: index of the first row in its sequence. Rows that the server has from there on were rejected, and are dropped.
@@ -62,7 +62,7 @@ class SimulatedSplitServer:
 
     Args:
         seconds: returns the seconds of a batch.
-        costs: seconds by rows, measured before there was any load.
+        costs: seconds by number of rows, measured before there was any load.
         policy: forms the batches.
         stages: number of pipeline stages.
         is_merged: True if all waiting chunks of a session are one part of a batch, False if one chunk comes after the other.
@@ -97,7 +97,7 @@ class SimulatedSplitServer:
         self._on_batch = on_batch
         self._sessions: dict[str, _Session] = {}
         self._served: dict[str, float] = {}
-        self._free = [0.0] * stages  # time at which each stage has computed its last batch
+        self._free = [0.0] * stages  # time at which each stage finishes its last batch
         self._is_running = False
         self._verified = 0
 

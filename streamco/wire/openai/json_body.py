@@ -53,7 +53,7 @@ class JSONBody:
         return rest
 
     def take(self) -> bytes:
-        """Return the bytes of the body."""
+        """Return the whole body."""
         return bytes(self._data)
 
 

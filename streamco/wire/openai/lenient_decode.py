@@ -53,7 +53,7 @@ def decode_object(data: bytes, *, has_pieces: bool = False) -> Any:
         has_pieces: it is an event of a stream. Halves of characters in pieces of its texts stay as they are; others are U+FFFD.
 
     Raises:
-        ValueError: it isn't JSON at all, or is nested deeper than 100 levels.
+        ValueError: it isn't JSON at all, or is nested more than 100 levels deep.
     """
     try:
         value = check_depth(_decode_strict(data), data)
@@ -82,7 +82,7 @@ def check_depth(value: Any, data: bytes) -> Any:
     """Return the value if it isn't nested too deep. It is walked only if its text has enough brackets to be so.
 
     Raises:
-        ValueError: it is nested deeper than 100 levels.
+        ValueError: it is nested more than 100 levels deep.
     """
     if not has_many_brackets(data):
         return value
@@ -96,7 +96,7 @@ def check_depth(value: Any, data: bytes) -> Any:
 
 
 def has_many_brackets(data: bytes) -> bool:
-    """Return True if, by the number of its brackets, JSON may be nested deeper than 100 levels."""
+    """Return True if the JSON has enough brackets to be nested more than 100 levels deep."""
     return data.count(b"[") + data.count(b"{") > _MAX_LEVELS
 
 

@@ -63,7 +63,7 @@ class NamespacedNames:
         return {"name": name} if pair is None else {"name": pair[1], "namespace": pair[0]}
 
     def _add(self, pair: _Pair, *, is_kept: bool) -> str:
-        """Name one more function. ``is_kept``: use the joined name, if it is legal and not taken."""
+        """Name one more function. With ``is_kept`` the joined name is used, if it is legal and not taken."""
         name = "__".join(pair)
         if not is_kept or name in self._taken or not _LEGAL.fullmatch(name):
             name = next(each for tried in count() if (each := _checked(pair, tried)) not in self._taken)

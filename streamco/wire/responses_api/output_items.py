@@ -72,7 +72,7 @@ class OutputItems:
         return self._add(kind, _ids_of({"id": item_id}), place)
 
     def finish(self, kind: str, item: dict[str, Any], place: int | None, *, is_final: bool) -> OutputItem:
-        """Return the item that is done. ``is_final``: it comes from the whole response."""
+        """Return the item that is done. ``is_final`` tells if it comes from the whole response."""
         ids = _ids_of(item)
         found = self._latest_of(kind, ids)
         if found is None and place is not None:

@@ -69,7 +69,7 @@ class ResponseStreamParser(EventStreamParser):
         return True
 
     def _decode_named(self, name: str, value: dict[str, Any]) -> None:
-        """Emit the content of an event that isn't about text. ``name``: its type without the prefix."""
+        """Emit the content of an event that isn't about text. ``name`` is its type without the prefix."""
         subject, _, what = name.rpartition(".")
         match name:
             case "created" | "in_progress" | "queued":

@@ -114,7 +114,7 @@ class SplitClient(ClientEnd[SplitCodec, SplitServerFrame, SplitWelcome, _RowsSes
         """Begin a round and return its number: forget the positions from ``position`` on, and compute these rows there.
 
         Args:
-            session: number of the session.
+            session: number that identifies the session on this connection.
             position: position of the first row. While a round is unanswered, it must be where that one ends.
             states: states before the middle layers, shape (rows, width).
             wanted: number of states that come back, for the last rows.

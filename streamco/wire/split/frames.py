@@ -102,7 +102,7 @@ class Rows(Struct, frozen=True, array_like=True, tag=3, gc=False, eq=False):
     Answered with ``States``. Rows that begin where an unanswered round's rows end may follow at once. All others wait for its answer.
 
     Args:
-        session: number of the session.
+        session: number that identifies the session on its connection.
         round_number: grows with each round of a session on a connection.
         position: position of the first row, from 0; at most the session's length.
         wanted: number of states that come back, for the last rows.

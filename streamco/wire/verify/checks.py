@@ -121,7 +121,7 @@ def check_answer(verdict: VerdictFrame, draft: Draft, top_k: int) -> None:
 
 
 def _children(draft: Draft, node: int) -> tuple[int, ...]:
-    """Return the draft's ids directly after a node, one for each sibling."""
+    """Return the ids of the draft's tokens that directly follow a node: several in a tree, at most one in a chain."""
     pending = draft.pending
     if not draft.parents:
         return pending[node : node + 1]

@@ -136,7 +136,7 @@ class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _DraftSession]):
         have up to ``MAX_FOLLOWS`` of them.
 
         Args:
-            session: number of the session.
+            session: number that identifies the session on this connection.
             accepted: expected verdict: number of accepted tokens of the pending round or, in a tree, the last one's number.
             token: expected verdict: the token after them.
             ids: ids to verify.

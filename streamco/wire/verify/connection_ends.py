@@ -23,7 +23,7 @@ class FrameCodec(Protocol):
     """The part of a codec that an end needs."""
 
     def encode(self, frame: Any, /) -> bytes:
-        """Return the bytes of a frame."""
+        """Return a frame as bytes."""
         ...
 
     def decode_down(self, message: bytes, /) -> Any:

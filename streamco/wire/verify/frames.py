@@ -201,7 +201,7 @@ class Welcome(Struct, frozen=True, array_like=True, tag=16):
     limits: VerifyLimits
     resume_s: Number  # seconds that sessions of a lost connection are kept
     is_exact: bool  # sampling keeps the target's distribution exactly
-    row_costs: RowCostTable = ()  # seconds of a verification by its rows, measured without load; () if not known
+    row_costs: RowCostTable = ()  # seconds that a verification takes, by its number of rows, without load; () if not known
 
 
 class Opened(Struct, frozen=True, array_like=True, tag=17):

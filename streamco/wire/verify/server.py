@@ -253,7 +253,7 @@ class VerifyServer(ServerEnd[VerifyCodec, AcceptedFrame]):
         resume_s: seconds that sessions of a lost connection are kept.
         is_exact: sampling keeps the target's distribution exactly.
         max_faults: number of faulty frames that ends the connection.
-        row_costs: what a verification costs by its rows; () if not known.
+        row_costs: what a verification costs, by its number of rows; () if not known.
     """
 
     def __init__(

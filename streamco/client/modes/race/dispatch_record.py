@@ -170,13 +170,13 @@ class DispatchRecord:
         return endpoint_cost(self._costs, endpoint, prompt, completion, cached)
 
     def add_note(self, text: str, *, logged: str | None = None) -> None:
-        """Add a text to the reason in the report. ``logged``: the text without the caller's words, or None if it contains none."""
+        """Add text to the reason in the report. ``logged`` is the text without the caller's words, or None if it contains none."""
         self._note += f"; {text}"
         self._logged_note += f"; {text if logged is None else logged}"
 
 
 def endpoint_cost(costs: DeviceCosts | None, endpoint: Endpoint, prompt: int, completion: int, cached: int) -> RequestCost:
-    """Return the cost of tokens at an endpoint; see ``DispatchRecord.cost``. ``costs``: cost of a device's tokens, None if unknown."""
+    """Return the cost of tokens at an endpoint; see ``DispatchRecord.cost``. ``costs`` has a device's costs, or is None if unknown."""
     if endpoint.kind == "device":
         return request_cost(Usage(device_prompt=prompt - cached, device_completion=completion), None, costs)
     usage = Usage(server_prompt=prompt, server_completion=completion, server_cached=cached)

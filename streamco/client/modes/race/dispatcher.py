@@ -457,7 +457,7 @@ class Dispatcher:
         return self._learner.budget
 
     def expected_tokens(self, limit: int | None) -> float:
-        """Return how many tokens an answer is expected to have. ``limit``: the maximum, or None if it isn't known."""
+        """Return how many tokens an answer is expected to have. ``limit`` is the maximum, or None if it isn't known."""
         return self._migration.expected_tokens(limit)
 
     @property

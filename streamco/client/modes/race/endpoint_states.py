@@ -98,7 +98,7 @@ class Watch:
                 self.left(event.source, is_complete=isinstance(event, StreamEnded))
 
     def opened(self, name: str, *, is_whole: bool = True) -> None:
-        """Record that a request is sent to an endpoint; ``is_whole``: True if it is for an answer from the beginning."""
+        """Record that a request is sent to an endpoint. ``is_whole`` is True if it is for an answer from the beginning."""
         now = self._clock()
         self._asked[name] = now
         if name == self._device:
@@ -139,7 +139,7 @@ class Watch:
         self._end_trial(name)
 
     def left(self, name: str, *, is_complete: bool = False) -> None:
-        """Record that an endpoint no longer works on the answer; ``is_complete``: True if it finished the answer."""
+        """Record that an endpoint no longer works on the answer. ``is_complete`` is True if it finished the answer."""
         if name == self._device:
             self._queue.end(self, now=self._clock(), is_complete=is_complete)
         self._end_trial(name)

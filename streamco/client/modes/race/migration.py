@@ -80,7 +80,7 @@ class MigrationPlanner:
         return self._lengths.estimate().compress() if len(self._lengths) else self._prior
 
     def expected_tokens(self, limit: int | None) -> float:
-        """Return how many tokens an answer is expected to have. ``limit``: the maximum, or None if it isn't known."""
+        """Return how many tokens an answer is expected to have. ``limit`` is the maximum, or None if it isn't known."""
         return self._lengths.estimate().expected(0.0, None if limit is None else float(limit))
 
     def rate(self, endpoint: Endpoint) -> float | None:

@@ -396,7 +396,7 @@ class PreparedRace(Prepared[RaceDriver]):
     def _record(self, dispatched: DispatchRecord, driver: RaceDriver, *, was_alone: bool) -> None:
         """Learn from a race that has ended, and note the hand-overs that the caller neither allowed nor forbade.
 
-        ``was_alone``: True if the device had no other answer when this one was requested.
+        ``was_alone`` is True if the device had no other answer when this one was requested.
         """
         settings, notes, machine = self.asked.settings, self.asked.notes, driver.machine
         facts = None if self._dispatcher.grader is None else facts_of(dispatched, machine, self._dispatcher.grader.options.tokens)
@@ -442,7 +442,7 @@ class PreparedRace(Prepared[RaceDriver]):
         return shadow if shadow.can_be_judged else None
 
     def _begin(self, shadow: Shadow, facts: AnswerFacts) -> None:
-        """Ask for a shadow answer; ``facts``: what is known about the device's answer."""
+        """Ask for a shadow answer. ``facts`` are what is known about the device's answer."""
         grader, settings, name = self._dispatcher.grader, self.asked.settings, shadow.server.name
         watch = self._states.watch(shadow.prompt_tokens)
         watch.opened(name)

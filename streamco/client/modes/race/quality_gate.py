@@ -244,7 +244,7 @@ class Grader:
     def rate(self, name: str, good: bool) -> bool:
         """Learn from the rating of an answer; return False if nothing can be learned, because the device didn't write all of it.
 
-        ``name``: its key, or the id of its request, which stands for the latest answer with that id.
+        ``name`` is its key, or the id of its request, which stands for the latest answer with that id.
 
         Raises:
             UsageError: the answer has already been rated, or isn't one of the last 1,000.
@@ -271,7 +271,7 @@ class Grader:
 def facts_of(dispatched: DispatchRecord, machine: RaceMachine, tokens: int) -> AnswerFacts | None:
     """Return what is known about an answer that the device has written from beginning to end, or None if it hasn't or nothing is.
 
-    ``tokens``: the maximum number of tokens that make up a score.
+    ``tokens`` is the maximum number of tokens that make up a score.
     """
     attempt = machine.attempts.get(dispatched.device or "")
     if attempt is None or attempt.state is not AttemptState.ENDED or not attempt.has_won or not attempt.confidence.first:
@@ -287,7 +287,7 @@ def facts_of(dispatched: DispatchRecord, machine: RaceMachine, tokens: int) -> A
 
 
 def why_alone(plan: Plan, reservation: Reservation, server: Endpoint | None, resting: Mapping[str, str], *, may_ask: bool) -> str:
-    """Return why a server can't be used after a low score, as a clause, or "". ``may_ask``: True if the gate's budget isn't spent."""
+    """Return why a server can't be used after a low score, as a clause, or "". ``may_ask`` tells if the gate's budget isn't spent."""
     if server is None:
         return "there is no server"
     if plan.constrained == "server" and not (reservation.is_allowed and may_ask):

@@ -362,7 +362,7 @@ def _has_written(attempt: Attempt) -> bool:
 
 
 def _waste(machine: RaceMachine, work: Mapping[Attempt, _Count]) -> dict[Attempt, _Waste]:
-    """Return the wasted tokens of each attempt. ``work``: the tokens of all attempts."""
+    """Return the wasted tokens of each attempt. ``work`` has the tokens of all attempts."""
     written = {attempt: count for attempt, count in work.items() if _has_written(attempt)}
     writers = {attempt.source for attempt in written}
     unread = _unread(machine, written)

@@ -147,7 +147,7 @@ class SpeculationOptions(Options, frozen=True, kw_only=True):
         return _LAST_PATIENCES * self.patience if seconds is None else seconds
 
     def patience_before_the_end(self, timeouts: Timeouts, *, may_use_device: bool) -> float:
-        """Return ``last_patience`` for a verifier with these time limits. ``may_use_device``: True if the device may finish the answer."""
+        """Return ``last_patience`` for a verifier with these time limits. ``may_use_device`` tells if the device may finish the answer."""
         if self.tuning.last_patience is not None:
             return self.tuning.last_patience
         seconds = _DEVICE_PATIENCES * self.patience if may_use_device else self.last_patience
@@ -224,7 +224,7 @@ class SpeculationOptions(Options, frozen=True, kw_only=True):
 
 
 def _window(setting: object, budget: float, *, may_fuse: bool = True) -> WindowPolicy:
-    """Return the policy that a setting names. ``may_fuse``: True if the server may generate alone."""
+    """Return the policy that a setting names. ``may_fuse`` is True if the server may generate alone."""
     match setting:
         case None:
             return Adaptive(may_fuse=may_fuse) if budget >= 1.0 else Static(1)

@@ -289,7 +289,7 @@ def _cost_of(works: Sequence[_VerifierWork], record: SpeculationRecord) -> tuple
 
 
 def _counts_at(remote: Endpoint | None, progress: SpeculationProgress, record: SpeculationRecord) -> _VerifierCounts:
-    """Return an answer's counts so far. ``remote``: the remote endpoint of its current verifier."""
+    """Return an answer's counts so far. ``remote`` is the remote endpoint of its current verifier."""
     report = progress.report
     return _VerifierCounts(
         remote=remote,
@@ -362,7 +362,7 @@ def speculation_figures(
     is_exact: bool,
     verifiers: tuple[str, ...] = (),
 ) -> SpeculationFigures:
-    """Return a machine's report as users see it. ``is_exact``: True if the verifier applies its rule exactly."""
+    """Return a machine's report as users see it. ``is_exact`` is True if the verifier applies its rule exactly."""
     return SpeculationFigures(
         acceptance=report.acceptance,
         offloaded_share=report.offloaded_share,
