@@ -196,7 +196,7 @@ GROUPS = (
     _Group(UPSTREAM, wire_errors, "", (("_BODY_BYTES", "size read of an error's body", "bytes", "wire/openai/errors.py"),)),
     _Group(UPSTREAM, http, "", (("_MAX_REQUESTS", "requests in a row if each answer is a redirect", "", "endpoints/http.py"),)),
     _Group(UPSTREAM, lenient_decode, "", (
-        ("_MAX_COUNT", "tokens that a usage may claim; more is no usage", "", "wire/openai/lenient_decode.py"),
+        ("_MAX_COUNT", "tokens that a usage may claim; one that claims more is ignored", "", "wire/openai/lenient_decode.py"),
         ("_MAX_LEVELS", "levels of nested JSON", "", "wire/openai/lenient_decode.py"),
     )),
     _Group(UPSTREAM, extended_decode, "", (

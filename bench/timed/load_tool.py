@@ -289,7 +289,7 @@ $ python -m venv guidellm && guidellm/bin/pip install guidellm
 $ python -m bench load_tool --tool guidellm/bin/guidellm
 ```
 
-What an event costs, with up to a thousand streams and beside other proxies, is in the [benchmarks](benchmarks.md).
+What an event costs, with up to a thousand streams and compared with other proxies, is in the [benchmarks](benchmarks.md).
 """
 
 if __name__ == "__main__":
