@@ -52,8 +52,8 @@ def save_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
     try:
         write_whole(target, profile.to_json(former=former), is_private=True, is_synced=True)
     except OSError as error:
-        expected = "to write a profile" if os.access(target.parent, os.W_OK) else "a writable folder"
-        raise ConfigError(f"{target}: expected {expected}, got: {error.strerror or error}") from error
+        problem = "the profile can't be written" if os.access(target.parent, os.W_OK) else "its folder can't be written to"
+        raise ConfigError(f"{target}: {problem}: {error.strerror or error}") from error
 
 
 def _read(path: Path) -> bytes:
@@ -71,8 +71,8 @@ def begin_profile(path: str | os.PathLike[str] | None) -> Profile:
         return Profile()
     target = Path(path).expanduser()
     if not (target.parent.is_dir() and os.access(target.parent, os.W_OK | os.X_OK)):
-        got = "one that can't be" if target.parent.is_dir() else "none"
-        raise ConfigError(f"{target}: expected a writable folder, got {got}")
+        problem = "isn't writable" if target.parent.is_dir() else "doesn't exist"
+        raise ConfigError(f"{target}: its folder {problem}")
     return load_profile(target) if target.exists() else Profile()
 
 

@@ -135,7 +135,7 @@ async def measure_answers(
     if len(failures) == len(prompts):
         raise failures[0]
     if not found:
-        raise ConfigError("calibrate: expected a device that tells how sure it is of its tokens and doesn't think first, got another")
+        raise ConfigError("calibrate: the device doesn't tell how sure it is of its tokens, or begins its answers with thinking")
     return found, failures
 
 

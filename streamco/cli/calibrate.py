@@ -77,16 +77,16 @@ def run(args: argparse.Namespace) -> int:
     if args.quality is not None:
         for name, value in {"--verifier": args.verifier, "--server": args.server, "--prompts": args.prompts}.items():
             if value is not None:
-                raise ConfigError(f"{name}: expected none with --quality, which measures the device alone, got it")
+                raise ConfigError(f"{name}: can't be combined with --quality, which measures the device alone")
         return run_async(lambda: _calibrate_quality(args))
     if args.verifier is not None and args.server is not None:
         raise ConfigError("calibrate: expected either --verifier URL or --server MODEL, got both")
     if args.base_url is not None and args.server is None:
-        raise ConfigError("--base-url: expected --server MODEL beside it, got none")
+        raise ConfigError("--base-url: only valid with --server MODEL")
     if args.verifier is not None or args.server is not None:
         return run_async(lambda: _calibrate(args))
     if args.api_key_env is not None:
-        raise ConfigError("--api-key-env: expected --verifier URL or --server MODEL beside it, got neither")
+        raise ConfigError("--api-key-env: only valid with --verifier URL or --server MODEL")
     if args.pair:
         print_plain("neither --verifier URL nor --server MODEL is named, so the device is measured alone", sys.stderr)
     return run_async(lambda: _calibrate_device(args))

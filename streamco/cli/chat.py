@@ -152,9 +152,9 @@ def run(args: argparse.Namespace) -> int:
     if not args.lines and sys.stdin is not None and not sys.stdin.isatty():
         args.prompt = join_prompt(_piped_text(), args.prompt)
     elif args.lines and args.prompt is not None:
-        raise ConfigError("--lines: expected prompts on stdin alone, got --prompt beside it")
+        raise ConfigError("--lines: can't be combined with --prompt, because it reads the prompts from stdin")
     if args.json and args.prompt is None:
-        raise ConfigError("--json: expected --prompt TEXT beside it, got none")
+        raise ConfigError("--json: only valid with --prompt TEXT")
     files = [read_attachment(path.expanduser()) for path in args.attach]
     return run_async(lambda: _chat(args, kept, files))
 
@@ -168,7 +168,7 @@ def name_split_servers(args: argparse.Namespace) -> None:
     if args.mode != "split" or args.split is not None:
         return
     if args.server is None:
-        raise ConfigError("--mode split: expected --server URL beside it, or --split URL for each of several, got none")
+        raise ConfigError("--mode split: needs --server URL, or --split URL for each of several servers")
     if "://" not in args.server:
         raise ConfigError(
             f"--server: expected the URL of a streamco serve --middle with --mode split (http://127.0.0.1:8000), got {args.server!r}"
@@ -185,14 +185,14 @@ def check_options(args: argparse.Namespace) -> None:
     if args.split is not None:
         _check_split(args)
     if args.weights is not None and args.mode == "speculate":
-        raise ConfigError("--weights: expected --mode race or auto, of which a mode is chosen by them, got speculate")
+        raise ConfigError("--weights: can't be combined with --mode speculate, because the weights choose the mode")
     needs_server = {"--base-url": args.base_url, "--policy server-only": args.policy == "server-only" or None}
     for name, value in needs_server.items():
         if value is not None and args.server is None:
-            raise ConfigError(f"{name}: expected --server MODEL beside it, got none")
+            raise ConfigError(f"{name}: only valid with --server MODEL")
     for name, value in {"--prices": args.prices, "--api-key-env": args.api_key_env}.items():
         if value is not None and args.server is None and args.verifier is None and args.split is None:
-            raise ConfigError(f"{name}: expected --server MODEL or --verifier URL beside it, got neither")
+            raise ConfigError(f"{name}: only valid with --server MODEL or --verifier URL")
     for name, value in {
         "--device": args.device,
         "--threads": args.threads,
@@ -202,11 +202,11 @@ def check_options(args: argparse.Namespace) -> None:
             raise ConfigError(f"{name}: expected a device, got --no-device")
     _check_local_server(args)
     if args.routing is not None and len(args.verifier or ()) < 2:
-        raise ConfigError(f"--routing: expected several --verifier URL beside it, got {len(args.verifier or ())}")
+        raise ConfigError(f"--routing: only valid with several --verifier URL, got {len(args.verifier or ())}")
     if args.verifier is not None and args.mode == "race":
-        raise ConfigError("--verifier: expected --mode speculate or --mode auto beside it, got race, in which nothing is verified")
+        raise ConfigError("--verifier: only valid with --mode speculate or --mode auto, got race, in which nothing is verified")
     if args.drafter is not None and args.mode == "race":
-        raise ConfigError("--drafter: expected --mode speculate or --mode auto beside it, got race, in which nothing is drafted")
+        raise ConfigError("--drafter: only valid with --mode speculate or --mode auto, got race, in which nothing is drafted")
 
 
 def _check_local_server(args: argparse.Namespace) -> None:
@@ -217,10 +217,10 @@ def _check_local_server(args: argparse.Namespace) -> None:
     """
     if not is_at_url(args):
         if args.device_model is not None:
-            raise ConfigError("--device-model: expected --device URL beside it, got none")
+            raise ConfigError("--device-model: only valid with --device URL")
         return
     if args.threads is not None:
-        raise ConfigError("--threads: expected none with --device URL, where the server decides, got it")
+        raise ConfigError("--threads: can't be combined with --device URL, where the server decides")
     drafting = "--verifier" if args.verifier is not None else f"--mode {args.mode}" if args.mode in {"speculate", "auto"} else None
     if drafting is not None and args.drafter != LOOKUP:
         raise ConfigError(f"{drafting}: expected --device PATH, a model in this process that can draft, got the URL of a server")
@@ -238,7 +238,7 @@ def _check_split(args: argparse.Namespace) -> None:
         ConfigError: there is such an option, or no --device.
     """
     if args.device is None:
-        raise ConfigError("--split: expected --device parts/NAME beside it, got none")
+        raise ConfigError("--split: only valid with --device parts/NAME")
     for name, value in {
         "--server": args.server,
         "--verifier": args.verifier,
@@ -254,14 +254,14 @@ def _check_split(args: argparse.Namespace) -> None:
         "--no-device": args.no_device or None,
     }.items():
         if value is not None:
-            raise ConfigError(f"{name}: expected none beside --split, in which one model makes the whole answer, got it")
+            raise ConfigError(f"{name}: can't be combined with --split, in which one model makes the whole answer")
 
 
 def _piped_text() -> str:
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"stdin: expected text, got bytes that are none: {error}") from error
+        raise ConfigError(f"stdin: expected text, got bytes that can't be decoded: {error}") from error
 
 
 class _Parts:
@@ -476,7 +476,7 @@ def make_server(args: argparse.Namespace) -> Endpoint | None:
     """
     if args.server is None:
         if args.no_device:
-            raise ConfigError("--no-device: expected --server MODEL beside it, got none")
+            raise ConfigError("--no-device: only valid with --server MODEL")
         return None
     from streamco.endpoints.openai import OpenAIEndpoint
 

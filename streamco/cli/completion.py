@@ -43,7 +43,7 @@ def completion_script(shell: str) -> str:
     try:
         import shtab
     except ImportError as exc:
-        raise ConfigError('completion: expected the package shtab, got none; install "streamco[cli]"') from exc
+        raise ConfigError("completion: needs the package shtab: pip install 'streamco[cli]'") from exc
     parser, commands = build_parser(list(COMMANDS))
     for command in commands.values():
         for action in command._actions:

@@ -111,14 +111,14 @@ def run(args: argparse.Namespace) -> int:
     check_page_arguments(args)
     args.latency = args.latency or (demo_page.LATENCY if args.page else LATENCY)
     if args.json and args.prompt is None:
-        raise ConfigError("--json: expected --prompt TEXT beside it, got none")
+        raise ConfigError("--json: only valid with --prompt TEXT")
     if args.split:
         from streamco.cli.demo_split import check_split_arguments
 
         check_split_arguments(args, latency=LATENCY)
         args.pace = None if args.pace is USUAL_PACE else args.pace
     elif args.rtt_ms is not None:
-        raise ConfigError(f"--rtt-ms: expected --split beside it, got {args.rtt_ms:g} alone")
+        raise ConfigError("--rtt-ms: only valid with --split")
     _models(args)  # a wrong path is an error before anything starts
     load_latency(args.latency)  # a wrong name is an error before anything starts
     return run_async(lambda: _demo(args))

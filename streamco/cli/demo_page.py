@@ -91,9 +91,9 @@ def check_page_arguments(args: argparse.Namespace) -> None:
         for name in ("split", "prompt", "json", "system", "max_tokens", "temperature"):
             value = getattr(args, name)
             if value is not None and value is not False:
-                raise ConfigError(f"--{name.replace('_', '-')}: expected none with --page, got {value}")
+                raise ConfigError(f"--{name.replace('_', '-')}: can't be combined with --page, got {value}")
     elif args.port is not None or args.no_open:
-        raise ConfigError(f"{'--no-open' if args.port is None else '--port'}: expected --page beside it, got none")
+        raise ConfigError(f"{'--no-open' if args.port is None else '--port'}: only valid with --page")
 
 
 async def serve_page(args: argparse.Namespace, client: Client, server: KillableServer) -> int:

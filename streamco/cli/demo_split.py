@@ -69,7 +69,7 @@ def check_split_arguments(args: argparse.Namespace, *, latency: str) -> None:
         ("server", None),
     ):
         if (value := getattr(args, name)) != usual:
-            raise ConfigError(f"--{name.replace('_', '-')}: expected none with --split, where one model makes the answer, got {value}")
+            raise ConfigError(f"--{name.replace('_', '-')}: can't be combined with --split, where one model makes the answer, got {value}")
 
 
 async def run_split_demo(args: argparse.Namespace, view: View) -> int:

@@ -95,7 +95,7 @@ def _unknown_text(unknown: Sequence[str], parser: argparse.ArgumentParser) -> st
     """Explain what is wrong with words that no parser accepted."""
     options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
     if not options:
-        return f"expected nothing more, got {' '.join(map(repr, unknown))} (a text of several words needs quotation marks)"
+        return f"expected nothing more, got {' '.join(map(repr, unknown))} (text of several words needs quotation marks)"
     known = _options_of(parser)
     named = [f"unknown option {option}{_suggestion(option, known)}" for option in options]
     return "; ".join(named)

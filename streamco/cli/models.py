@@ -194,7 +194,7 @@ def _named(model: str) -> LocalModel:
         name = model_files.parse_hub_name(model)
         cached = model_files.find_cached(name)
         if cached is None:
-            raise ConfigError(f"{name}: expected it in the cache, got nothing")
+            raise ConfigError(f"{name}: not in the cache")
         return LocalModel(cached.name, cached.path, cached.size, (*cached.links, *cached.data))
     found = next((each for each in local_models() if model in {each.name, str(each.path)}), None)
     if found is None:

@@ -82,7 +82,7 @@ def take_prompt(args: argparse.Namespace) -> None:
     if args.text is None:
         return
     if args.prompt is not None:
-        raise ConfigError("prompt: expected it alone or after --prompt, got both")
+        raise ConfigError("prompt: can be given alone or after --prompt, not both")
     args.prompt = args.text
 
 
@@ -175,7 +175,7 @@ def quality_of(args: argparse.Namespace) -> QualityGate | None:
     """
     if args.quality is None:
         if args.min_score is not None:
-            raise ConfigError("--min-score: expected --quality gate beside it, got none")
+            raise ConfigError("--min-score: only valid with --quality gate")
         return None
     if args.mode not in {"race", "auto"}:
         raise ConfigError(f"--quality gate: expected --mode race or auto, got {args.mode}")

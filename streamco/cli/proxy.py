@@ -223,7 +223,7 @@ def _server_sections(args: argparse.Namespace, config: ProxyConfig) -> tuple[Ser
         return (ServerSection(model=args.server, base_url=args.base_url, api_key_env=args.api_key_env, prices=table),)
     for name in ("base_url", "api_key_env", "prices"):
         if getattr(args, name) is not None:
-            raise ConfigError(f"--{name.replace('_', '-')}: expected --server MODEL beside it, got none")
+            raise ConfigError(f"--{name.replace('_', '-')}: only valid with --server MODEL")
     return config.server
 
 
@@ -252,7 +252,7 @@ def _device_section(args: argparse.Namespace, section: DeviceSection | None, *, 
         section = replace(section or DeviceSection(), model=args.device or PACKAGED, base_url=None, api_key_env=None, capabilities=None)
     if args.device_model is not None:
         if section is None or section.base_url is None:
-            raise ConfigError("--device-model: expected --device URL beside it, or device.base_url in the file, got neither")
+            raise ConfigError("--device-model: only valid with --device URL, or with device.base_url in the file")
         section = replace(section, model=args.device_model)
     return section if section is None or args.threads is None else replace(section, threads=args.threads)
 
@@ -293,10 +293,10 @@ def _split_section(args: argparse.Namespace, config: ProxyConfig) -> SplitSectio
     if args.split is None and section is None:
         return None
     if args.no_device:
-        raise ConfigError("--no-device: expected a device with the ends of the split model, got it")
+        raise ConfigError("--no-device: can't be combined with a split model, whose ends run on the device")
     parts = args.device or (None if section is None else section.parts)
     if parts is None:
-        raise ConfigError("--split: expected --device parts/NAME beside it, got none")
+        raise ConfigError("--split: only valid with --device parts/NAME")
     servers = tuple(args.split) if args.split is not None else () if section is None else section.servers
     return SplitSection(parts=parts, servers=servers) if section is None else replace(section, parts=parts, servers=servers)
 

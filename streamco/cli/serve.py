@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--verify-policy",
         choices=("alternating", "strict", "length-aware", "mixed"),
         default="alternating",
-        help="prompts and verdicts in turns; strict: prompts first; length-aware: alike lengths together; mixed: both in one batch",
+        help="prompts and verdicts in turns; strict: prompts first; length-aware: similar lengths together; mixed: both in one batch",
     )
     verify.add_argument("--verify-room", type=int, metavar="N", help="rows of a mixed batch (as many as cost little more)")
     verify.add_argument("--verify-sessions", type=int, default=1024, metavar="N", help="sessions remembered (default: %(default)s)")
@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     middle = parser.add_argument_group("computing the middle layers of a split model (see streamco split)")
     middle.add_argument("--middle", action="store_true", help="--model is NAME.middle.gguf; --verify-... limit its sessions too")
     middle.add_argument("--room", type=int, metavar="N", help="most rows of a batch (default: 256, fewer on a slow server)")
-    middle.add_argument("--row-costs", metavar="R:S,...", help="seconds of a batch by rows, as in 1:0.02,64:0.03 (default: measured)")
+    middle.add_argument("--row-costs", metavar="R:S,...", help="seconds a batch takes, by rows: 1:0.02,64:0.03 (default: measured)")
     middle.add_argument("--emulate-step", metavar="S,S", help="a larger model's times: seconds a batch and seconds a row")
     remote = parser.add_argument_group("behaving like a larger server")
     remote.add_argument("--latency", metavar="PROFILE", help="times of a measured server: a packaged name, a JSON file, or 'list'")
@@ -158,11 +158,11 @@ def _check_part(args: argparse.Namespace, path: Path) -> None:
     if part and not args.middle:
         raise ConfigError(f"model {path.name}: expected a whole model, got a part of one: serve a middle part with --middle")
     if args.middle and not part:
-        got = "a whole one" if is_gguf(path) else "a file that is no GGUF file"
+        got = "a whole one" if is_gguf(path) else "a file that isn't a GGUF file"
         raise ConfigError(f"model {path.name}: expected the middle part of a model for --middle, got {got}: see streamco split")
     for option in ("room", "row_costs", "emulate_step"):
         if getattr(args, option) is not None and not args.middle:
-            raise ConfigError(f"--{option.replace('_', '-')}: expected --middle with it, got none")
+            raise ConfigError(f"--{option.replace('_', '-')}: only valid with --middle")
     for option in ("latency", "step_times", "draft"):
         if getattr(args, option) and args.middle:
             raise ConfigError(f"--{option.replace('_', '-')}: expected a server of a whole model, got --middle")

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         files = split_model(path_of(args.model), args.output, input_layers=args.input_layers)
     except OSError as exc:
         problem = (exc.strerror or str(exc)).lower()
-        raise ConfigError(f"--output: expected a folder that parts can be written to, got {problem} at {args.output}") from exc
+        raise ConfigError(f"--output: can't write the parts to {args.output}: {problem}") from exc
     for path, size, where in zip((files.input, files.middle, files.head), files.sizes, ("device", "server", "device"), strict=True):
         print_plain(f"{path}  {size / 1e6:.1f} MB  for the {where}")
     return 0

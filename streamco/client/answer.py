@@ -84,7 +84,7 @@ class PendingAnswer:
                 if self.driver is None:
                     self.driver = await self._start()
         elif self._loop is not asyncio.get_running_loop():
-            raise ConfigError("stream: expected to be read in the event loop that its answer began in, got another one")
+            raise ConfigError("stream: can't be read in this event loop, because its answer began in a different one")
         return self.driver
 
     @property
@@ -174,7 +174,7 @@ class PendingAnswer:
 
     def _check_open(self) -> None:
         if self.is_closed:
-            raise StreamClosed("expected an open stream, got one that was closed before it began")
+            raise StreamClosed("the stream was closed before it began")
 
     def _notes(self, driver: AnswerDriver) -> list[str]:
         """Return the answer's notes so far."""

@@ -295,7 +295,7 @@ def _check_bias(value: object) -> tuple[tuple[int, float], ...]:
 def _check_messages(messages: Iterable[Any]) -> list[PlainMessage]:
     is_one = isinstance(messages, Mapping) or hasattr(messages, "model_dump")
     if is_one or not isinstance(messages, Iterable):
-        raise ConfigError(f"messages: expected a text or a list of messages, got {type(messages).__name__}")
+        raise ConfigError(f"messages: expected a string or a list of messages, got {type(messages).__name__}")
     conversation = [_as_plain(f"messages[{index}]", message) for index, message in enumerate(messages)]
     if not conversation:
         raise ConfigError("messages: expected at least one message, got none")
@@ -303,7 +303,7 @@ def _check_messages(messages: Iterable[Any]) -> list[PlainMessage]:
         if not isinstance(message, Mapping):
             raise ConfigError(f'messages[{index}]: expected a mapping with "role" and "content", got {type(message).__name__}')
         if not isinstance(message.get("role"), str):
-            raise ConfigError(f'messages[{index}]: expected a "role" that is a text, got {message.get("role")!r}')
+            raise ConfigError(f'messages[{index}]: expected a "role" that is a string, got {message.get("role")!r}')
         _check_sendable(f"messages[{index}]", message)
     return conversation
 
@@ -412,7 +412,7 @@ def _check_integer(name: str, value: object, minimum: int | None = None, maximum
 def _check_stop(stop: object) -> tuple[str, ...]:
     texts = [stop] if isinstance(stop, str) else stop or ()
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
-        raise ConfigError(f"stop: expected a text or a list of texts that are not empty, got {stop!r}")
+        raise ConfigError(f"stop: expected a string or a list of strings that are not empty, got {stop!r}")
     for text in texts:
         check_text("stop", text)
     return tuple(texts)
@@ -423,7 +423,7 @@ def _check_query(value: object) -> Mapping[str, str]:
     query = check_mapping("extra_query", value)
     for name, each in query.items():
         if not isinstance(each, str | int | float):
-            raise ConfigError(f"extra_query: {name}: expected a text, a number or a truth value, got {type(each).__name__}")
+            raise ConfigError(f"extra_query: {name}: expected a string, a number, True or False, got {type(each).__name__}")
         check_text("extra_query", f"{name}={each}")
     return {name: str(each).lower() if isinstance(each, bool) else str(each) for name, each in query.items()}
 

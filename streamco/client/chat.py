@@ -95,7 +95,7 @@ class Completions:
         """
         check_names(options, "create()")
         if not stream and not isinstance(pace, Unset) and pace is not None:
-            raise ConfigError(f"pace: expected none without stream=True, because a whole answer has no pace, got {pace!r}")
+            raise ConfigError(f"pace: only valid with stream=True, because a whole answer has no pace, got {pace!r}")
         request = build_request(messages, model=model, **options)
         if not stream:
             return await self._whole(request)

@@ -434,8 +434,8 @@ def _check_alone(mode: Mode, settings: Mapping[str, object]) -> None:
     """
     for name, value in settings.items():
         if value is not None:
-            expected = f"none beside {type(mode).__name__}(...), in which one endpoint makes all answers"
-            raise ConfigError(f"{name}: expected {expected}, got {value!r}")
+            alone = f"{type(mode).__name__}(...), in which one endpoint makes all answers"
+            raise ConfigError(f"{name}: can't be combined with {alone}, got {value!r}")
 
 
 def _read_profile(setting: bytes | str | Path) -> Profile:

@@ -152,7 +152,7 @@ class EndpointSet:
             StreamClosed: they were closed.
         """
         if self._is_closed:
-            raise StreamClosed("expected an open client, got a request after it was closed")
+            raise StreamClosed("the client is closed")
 
     async def aclose(self, keep: Collection[str] = ()) -> None:
         """End all work and release the endpoints, except the ones named in ``keep``."""

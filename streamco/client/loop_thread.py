@@ -70,7 +70,7 @@ class LoopThread:
                     wait([future], _POLL_SECONDS)
             return future.result()
         except CancelledError:
-            raise StreamClosed("expected an open client, got one that was closed during the call") from None
+            raise StreamClosed("the client was closed during the call") from None
         finally:
             is_given_up = True
             if future is not None:
@@ -139,12 +139,12 @@ class LoopThread:
         self._check_caller()
         with self._lock:
             if self._is_closed:
-                raise StreamClosed("expected an open client, got a call after it was closed")
+                raise StreamClosed("the client is closed")
             loop = self._loop or self._start()
             try:
                 return _run_on(loop, function)
             except RuntimeError as error:
-                raise StreamClosed("expected an open client, got one whose event loop has ended") from error
+                raise StreamClosed("the client's event loop has ended") from error
 
     def _check_caller(self) -> None:
         """Check that the caller may wait for the loop. This doesn't take the lock, which a fork may have left locked."""

@@ -187,7 +187,7 @@ def shadow_rows(shadow: ShadowReport | None) -> list[tuple[str, str]]:
     if shadow is None:
         return []
     said = shadow.why_not or ("not compared yet" if shadow.good is None else "as good" if shadow.good else "better than the device's")
-    return [("shadow answer beside it", f"{shadow.endpoint}: {said}, {format_usd(shadow.cost_usd)}")]
+    return [("shadow answer", f"{shadow.endpoint}: {said}, {format_usd(shadow.cost_usd)}")]
 
 
 def endpoint_section(endpoints: Sequence[EndpointReport], *, is_short: bool = False) -> Section:

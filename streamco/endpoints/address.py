@@ -97,7 +97,7 @@ def url_text(setting: str, url: Url) -> str:
     if isinstance(url, str):
         return url
     if not (hasattr(url, "scheme") and hasattr(url, "host")):
-        raise ConfigError(f"{setting}: expected a text or a URL, got {type(url).__name__}")
+        raise ConfigError(f"{setting}: expected a string or a URL, got {type(url).__name__}")
     return str(url)
 
 

@@ -154,7 +154,7 @@ class DeviceEndpoint:
     async def loaded_engine(self) -> Engine:
         """Return the engine; load the model first if necessary, see ``start``."""
         if self._is_closed:
-            raise StreamClosed(f"{self._name}: expected an open endpoint, got a closed one")
+            raise StreamClosed(f"{self._name}: the endpoint is closed")
         work = self._work.get()
         if self._engine is not None:
             check_process(self._process, self._name)
@@ -174,7 +174,7 @@ class DeviceEndpoint:
         finally:
             work.loading = None
         if self._is_closed:
-            raise StreamClosed(f"{self._name}: expected an open endpoint, got one closed while it loaded")
+            raise StreamClosed(f"{self._name}: the endpoint was closed while it loaded")
         return engine
 
     def _keep_engine(self) -> Engine:
@@ -483,7 +483,7 @@ class DeviceStream:
         if end.reason in FINISHED:
             return StreamEnded(self._endpoint.name, None if self._request.prefill_only else end.reason, end.timings.usage())
         if end.reason == "cancelled":  # because the engine was closed, not by this stream
-            raise self._translate(end.error or EngineError("engine: expected the end of the answer, got closed"))
+            raise self._translate(end.error or EngineError("engine: closed before the answer was complete"))
         raise self._translate(end.error or EngineError(f"engine: expected an end with stop or length, got {end.reason}"))
 
     def _translate(self, error: Exception) -> Exception:

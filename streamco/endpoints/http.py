@@ -168,7 +168,7 @@ class HttpClient:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise StreamClosed(f"{self._name}: expected an open endpoint, got one that was closed")
+            raise StreamClosed(f"{self._name}: the endpoint is closed")
 
     async def request(
         self,
@@ -212,14 +212,14 @@ class HttpClient:
                     return response
                 response.close()
                 url = self._redirected(url, response.headers.get("Location", ""))
-        raise EndpointProtocolError(f"expected an answer after {_MAX_REQUESTS} redirects, got another one", endpoint=self._name)
+        raise EndpointProtocolError(f"expected an answer, got {_MAX_REQUESTS} redirects in a row", endpoint=self._name)
 
     def _redirected(self, url: URL, location: str) -> URL:
         try:
             target = url.join(type(url)(location))
             origin = target.origin()
         except ValueError as error:  # for example, "file:" has no origin
-            text = f"expected an answer, got a redirect to {shorten(location, MAX_NAME)!r}, which is no address of a server"
+            text = f"expected an answer, got a redirect to {shorten(location, MAX_NAME)!r}, which isn't an address of a server"
             raise EndpointProtocolError(text, endpoint=self._name) from error
         if origin != url.origin():
             shown = shorten(str(origin), MAX_NAME)

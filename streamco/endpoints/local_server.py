@@ -68,13 +68,13 @@ class LocalServerEndpoint(OpenAIEndpoint):
     ) -> None:
         url = url_text("base_url", base_url)
         if not url:
-            raise ConfigError("base_url: expected the URL of a server on this machine, got an empty text")
+            raise ConfigError("base_url: expected the URL of a server on this machine, got an empty string")
         if url.partition("?")[0].lower().endswith(".gguf"):
-            raise ConfigError(f"{url}: expected the URL of a server, got that of a file; download it, and give its path")
+            raise ConfigError(f"{url}: expected the URL of a server, got the URL of a file; download it, and give its path")
         if context_tokens is not None and context_tokens < 1:
             raise ConfigError(f"context_tokens: expected 1 or more, got {context_tokens}")
         if model == "":
-            raise ConfigError("model: expected the name of a model or None, got an empty text")
+            raise ConfigError("model: expected the name of a model or None, got an empty string")
         super().__init__(
             model or "?",
             base_url=url,

@@ -236,7 +236,7 @@ def file_of(text: str, cache: Path | None = None) -> Path:
     if found is None:
         there = _list([model.name for model in cached_models(cache) if model.repo == name.repo])
         got = "nothing" if there == "none" else f"only {there}"
-        raise ConfigError(f"{name}: expected it in the cache, got {got}; streamco models get {name} downloads it")
+        raise ConfigError(f"{name}: not in the cache, which has {got} from this repository; streamco models get {name} downloads it")
     return found.path
 
 
@@ -303,7 +303,7 @@ def remove(files: Iterable[Path]) -> None:
         try:
             file.unlink(missing_ok=True)
         except OSError as error:
-            raise ConfigError(f"{file}: expected to delete it, got {error.strerror or error}") from error
+            raise ConfigError(f"{file}: can't be deleted: {error.strerror or error}") from error
 
 
 def sha256_of(path: Path) -> str:
@@ -321,7 +321,7 @@ def _hub() -> Any:
     try:
         import huggingface_hub
     except ImportError as error:
-        raise ConfigError("hf: names: expected the package huggingface_hub (pip install 'streamco[models]'), got none") from error
+        raise ConfigError("hf: names need the package huggingface_hub: pip install 'streamco[models]'") from error
     return huggingface_hub
 
 

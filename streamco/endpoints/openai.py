@@ -111,7 +111,7 @@ class OpenAIEndpoint:
         rng: random.Random | None = None,
     ) -> None:
         if not isinstance(model, str) or not model:
-            raise ConfigError(f"model: expected the name of a model, got {'an empty text' if model == '' else type(model).__name__}")
+            raise ConfigError(f"model: expected the name of a model, got {'an empty string' if model == '' else type(model).__name__}")
         if api not in {"chat", "completions", "responses"}:
             raise ConfigError(f'api: expected "chat", "completions" or "responses", got {api!r}')
         for setting, value, expected in (("timeouts", timeouts, Timeouts), ("retry", retry, RetryPolicy), ("limits", limits, Limits)):

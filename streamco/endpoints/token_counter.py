@@ -65,7 +65,7 @@ def _load(model: str) -> tuple[tiktoken.Encoding, bool] | None:
         from tiktoken.model import encoding_name_for_model
     except ImportError:
         if _OPENAI.match(name_there):
-            _logger.info("token counts of %s are estimates: expected tiktoken, got no such package (pip install 'streamco[tokens]')", model)
+            _logger.info("token counts of %s are estimates: exact ones need the package tiktoken (pip install 'streamco[tokens]')", model)
         return None
     try:
         wanted = encoding_name_for_model(name_there)

@@ -112,7 +112,7 @@ class LlamaEngine:
         self._is_warm.wait()
         failure = self._loop.failure
         if failure is not None:
-            raise EngineError(f"model {path}: expected it to run, got {failure}") from failure
+            raise EngineError(f"model {path}: can't run: {failure}") from failure
         _open_engines.add(self)
         total = time.monotonic() - began
         logger.info("%s: loaded in %.2f s, ready after %.2f s", self.info.name, self.load_seconds, total)
@@ -331,7 +331,7 @@ class LlamaEngine:
         if self._draft_source is not None:
             self._draft_source.close()
         self._context.close()
-        self._model.close("" if failure is None else f"one that failed: {type(failure).__name__}: {failure}")
+        self._model.close("" if failure is None else f"the engine has failed: {type(failure).__name__}: {failure}")
         self._share.release()
         self._is_warm.set()
 

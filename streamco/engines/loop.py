@@ -102,9 +102,9 @@ class EngineLoop:
         """
         with self._decoder.lock:
             if self.failure is not None:
-                raise EngineError(f"engine: expected a working engine, got one that failed: {self.failure}") from self.failure
+                raise EngineError(f"engine: has failed: {self.failure}") from self.failure
             if self._decoder.is_closing:
-                raise EngineError("engine: expected an open engine, got a closed one")
+                raise EngineError("engine: already closed")
             self._inbox.put(arrival)
 
     @contextmanager

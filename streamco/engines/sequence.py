@@ -146,7 +146,7 @@ class HeldSequence:
 
     def _submit(self, task: Task) -> Task:
         if self._is_closed:
-            raise UsageError("sequence: expected an open one, got a closed one")
+            raise UsageError("sequence: already closed")
         last = self._last
         if last is not None and not last.is_taken:
             task.previous = last

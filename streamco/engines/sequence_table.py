@@ -146,7 +146,7 @@ class SequenceTable:
             return False
         oldest = min(idle, key=lambda sequence: sequence.last_used)
         count = len(oldest.ids)
-        error = EngineError(f"sequence: expected its {count} tokens in memory, got them evicted: {self._places} others were used since")
+        error = EngineError(f"sequence: its {count} tokens were evicted, because {self._places} others were used since")
         oldest.failure = TaskEnd("evicted", _NO_TIME, error)
         self._give_up_slot(oldest)
         return True
@@ -201,7 +201,7 @@ def _engine_error(error: Exception) -> EngineError:
     if isinstance(error, EngineError):
         return error
     logger.error("one task of a held sequence failed in the engine's thread; the others go on", exc_info=error)
-    wrapped = EngineError(f"engine: expected to begin this task, got {type(error).__name__}: {error}")
+    wrapped = EngineError(f"engine: can't begin this task: {type(error).__name__}: {error}")
     wrapped.__cause__ = error
     return wrapped
 

@@ -208,7 +208,7 @@ class _ToolInput:
         try:
             value = json.loads(self._arguments or "{}")
         except json.JSONDecodeError:
-            text = "The tool's input is no JSON."
+            text = "The tool's input isn't JSON."
             return [_event({"type": "tool-input-error", **named, "input": self._arguments, "errorText": text})]
         return [_event({"type": "tool-input-available", **named, "input": value})]
 
@@ -246,7 +246,7 @@ def read_ui_messages(messages: Any, *, allows_system: bool = False) -> list[dict
         elif role == "system" and allows_system:
             found.append({"role": "system", "content": _joined_text(numbered)})
         else:
-            raise ConfigError(f"{where}.role: expected user or assistant{', or system' if allows_system else ''}, got another")
+            raise ConfigError(f"{where}.role: expected user or assistant{', or system' if allows_system else ''}, got a different role")
     return found
 
 
@@ -272,9 +272,9 @@ def _user_content(parts: list[_Part]) -> str | list[dict[str, Any]]:
 def _image_url(part: Any, where: str) -> str:
     url = _text(part, "url", where)
     if not _text(part, "mediaType", where).startswith("image/"):
-        raise ConfigError(f"{where}.mediaType: expected an image, got another type")
+        raise ConfigError(f"{where}.mediaType: expected an image, got a different type")
     if not url.lower().startswith(_URLS):
-        raise ConfigError(f"{where}.url: expected an image inside the message (data:image/...) or at an https address, got another URL")
+        raise ConfigError(f"{where}.url: expected an image inside the message (data:image/...) or at an https address, got a different URL")
     return url
 
 
@@ -321,5 +321,5 @@ def _field(value: Any, name: str, where: str) -> Any:
 def _text(value: Any, name: str, where: str) -> str:
     text = _field(value, name, where)
     if not isinstance(text, str):
-        raise ConfigError(f"{where}.{name}: expected a text, got {type(text).__name__}")
+        raise ConfigError(f"{where}.{name}: expected a string, got {type(text).__name__}")
     return text

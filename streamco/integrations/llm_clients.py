@@ -71,7 +71,7 @@ def parse_settings(settings: PluginSettings) -> ProxyConfig:
     if path is None:
         config = ProxyConfig(device=_device(settings), server=_servers(settings))
     elif named:
-        raise ConfigError(f"{named[0]}: expected none beside config, whose file names the endpoints and their keys, got it")
+        raise ConfigError(f"{named[0]}: can't be combined with config, whose file names the endpoints and their keys")
     else:
         config = load_config(Path(path).expanduser())
     given = {name: value for name in ("budget", "policy", "pace") if (value := getattr(settings, name)) is not None}
@@ -84,12 +84,12 @@ def parse_settings(settings: PluginSettings) -> ProxyConfig:
 def _device(settings: PluginSettings) -> DeviceSection | None:
     is_at_url = settings.device is not None and is_url(settings.device)
     if settings.device_model is not None and not is_at_url:
-        raise ConfigError("device_model: expected the URL of a server as device beside it, got none")
+        raise ConfigError("device_model: only valid with the URL of a server as device")
     if is_at_url:
         key = KEY_VARIABLE if settings.key is not None and settings.server is None else None
         return DeviceSection(base_url=settings.device, model=settings.device_model, api_key_env=key)
     if settings.key is not None and settings.server is None:
-        raise ConfigError("key: expected server beside it, got none")
+        raise ConfigError("key: only valid with server, or with the URL of a server as device")
     if settings.device is None and settings.server is not None:
         return None
     return DeviceSection(model=settings.device or PACKAGED)
@@ -100,7 +100,7 @@ def _servers(settings: PluginSettings) -> tuple[ServerSection, ...]:
         key = None if settings.key is None else KEY_VARIABLE
         return (ServerSection(model=settings.server, base_url=settings.base_url, api_key_env=key),)
     if settings.base_url is not None:
-        raise ConfigError("base_url: expected server beside it, got none")
+        raise ConfigError("base_url: only valid with server")
     return ()
 
 

@@ -179,7 +179,7 @@ class BudgetSteering:
             UsageError: it has already been settled.
         """
         if reservation.is_settled:
-            raise UsageError("reservation: expected to be settled once, got a second settlement")
+            raise UsageError("reservation: already settled")
         reservation.is_settled = True
         self._pending.discard(reservation)
         tokens = reservation.tokens

@@ -253,7 +253,7 @@ def make_app(client: Client, options: ProxyOptions | None = None, extras: PageEx
     if options.callers is not None:
         gate = client.race.quality
         if isinstance(gate, QualityGate) and gate.shadow:
-            raise ConfigError(f"quality gate: shadow: expected 0 beside callers, whose budgets would not pay for it, got {gate.shadow:g}")
+            raise ConfigError(f"quality gate: shadow: must be 0 with callers, whose budgets would not pay for it, got {gate.shadow:g}")
         access = CallerAccess(client, Path(options.callers), answer_tokens=options.answer_tokens, registry=registry)
     proxy = Proxy(client, options, access, extras)
     app = make_application(

@@ -77,7 +77,7 @@ class ProxyOptions(ListenOptions, frozen=True, kw_only=True):
         super().__post_init__()
         check_patterns(self.task_patterns)
         if self.callers is not None and self.api_key is not None:
-            raise ConfigError("callers: expected no api key beside them, because each has a key, got one")
+            raise ConfigError("callers: can't be combined with an api key, because each caller has a key")
         if self.answer_tokens < 1:
             raise ConfigError(f"answer_tokens: expected at least 1, got {self.answer_tokens}")
 
@@ -324,7 +324,7 @@ def parse_config(text: str, *, where: str = "config", folder: Path | None = None
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {_explain(str(error))}") from error
     if config.device is not None and config.device.model is None and config.device.base_url is None:
-        raise ConfigError(f'{where}: device.model: expected a value, got none: a GGUF file, "{PACKAGED}", or device.base_url beside it')
+        raise ConfigError(f'{where}: device.model: expected a value, got none: a GGUF file, "{PACKAGED}", or device.base_url instead')
     return config if folder is None else _resolve(config, folder)
 
 

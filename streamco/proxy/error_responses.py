@@ -51,7 +51,7 @@ def explain(error: StreamcoError) -> RequestError:
         case AllEndpointsFailed():
             return RequestError(502, str(error), code="all_endpoints_failed")
         case StreamClosed():
-            return RequestError(503, "proxy: expected to finish the answer, got a shutdown", code="shutdown")
+            return RequestError(503, "proxy: can't finish the answer because of a shutdown", code="shutdown")
     return RequestError(500, str(error))
 
 

@@ -70,7 +70,7 @@ def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -
     if config.split is not None:
         return _build_split_client(config, config.split, environ)
     if config.speculate.mode == "race" and config.speculate.verifier is not None:
-        raise ConfigError('speculate.verifier: expected mode = "speculate" or "auto" beside it, got race, in which nothing is verified')
+        raise ConfigError('speculate.verifier: only valid with mode = "speculate" or "auto", got race, in which nothing is verified')
     device = None if config.device is None else _build_device(config.device, config.speculate, environ)
     tokenizer = None if isinstance(device, LocalServerEndpoint) else device
     servers = [_build_server(section, index, environ, tokenizer) for index, section in enumerate(config.server)]
@@ -101,7 +101,7 @@ def _mode(config: ProxyConfig, environ: Mapping[str, str]) -> Mode:
     verifier = _build_verifier(speculate, environ)
     if config.weights is not None:
         if speculate.mode == "speculate":
-            raise ConfigError('speculate.mode: expected "race" or "auto" beside [weights], by which a mode is chosen, got "speculate"')
+            raise ConfigError('speculate.mode: expected "race" or "auto" with [weights], which choose the mode, got "speculate"')
         modes = (race,) if speculate.mode == "race" else (race, speculate.drafting(verifier))
         return Auto(*modes, **asdict(config.weights))
     if speculate.mode == "race":
@@ -124,10 +124,10 @@ def _build_split_client(config: ProxyConfig, section: SplitSection, environ: Map
     sections = {name: getattr(config, name) for name in ("device", "server", "migration", "speculate", "weights")}
     for name, value in sections.items():
         if value != getattr(usual, name):
-            raise ConfigError(f"{name}: expected no such section beside [split], in which one model makes the whole answer, got it")
+            raise ConfigError(f"{name}: can't be combined with [split], in which one model makes the whole answer")
     for name, value in asdict(config.dispatch).items():
         if name != "pace" and value != getattr(usual.dispatch, name):
-            raise ConfigError(f"dispatch.{name}: expected none beside [split], in which one model makes the whole answer, got {value!r}")
+            raise ConfigError(f"dispatch.{name}: can't be combined with [split], in which one model makes the whole answer, got {value!r}")
     device_parts(section.parts)
     endpoint = SplitEndpoint(
         section.parts,
@@ -160,12 +160,12 @@ def build_options(config: ProxyConfig, api_key: str | None = None, environ: Mapp
     tasks = config.tasks
     patterns = () if tasks is None else (*((OPEN_WEBUI,) if tasks.open_webui else ()), *tasks.patterns)
     if tasks is not None and config.device is None:
-        raise ConfigError("tasks: expected a [device], which answers them alone, got none")
+        raise ConfigError("tasks: only valid with a [device], which answers them alone")
     callers = config.callers
     if callers is not None and config.split is not None:
-        raise ConfigError("callers: expected none beside [split], because a split model's work has no price, got some")
+        raise ConfigError("callers: can't be combined with [split], because a split model's work has no price")
     if callers is not None and given is not None and api_key is None:
-        raise ConfigError(f"callers: expected no api key beside them, because each has a key, got one in {section.api_key_env}")
+        raise ConfigError(f"callers: can't be combined with an api key, because each caller has a key, got one in {section.api_key_env}")
     listening = {name: value for name, value in asdict(section).items() if name not in {"api_key_env", "otel"}}
     return ProxyOptions(
         **listening,
@@ -193,10 +193,10 @@ def _build_device(section: DeviceSection, speculate: SpeculateSection, environ: 
     if section.base_url is not None:
         return _build_local_server(section, section.base_url, speculate, environ)
     if section.model is None:
-        raise ConfigError(f'device.model: expected a GGUF file or "{PACKAGED}", or device.base_url beside it, got none')
+        raise ConfigError(f'device.model: expected a GGUF file or "{PACKAGED}", or device.base_url instead, got none')
     for name in ("api_key_env", "capabilities"):
         if getattr(section, name) is not None:
-            raise ConfigError(f"device.{name}: expected device.base_url beside it, got none")
+            raise ConfigError(f"device.{name}: only valid with device.base_url")
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.engines.base import EngineOptions
 
@@ -224,10 +224,10 @@ def _build_local_server(section: DeviceSection, url: str, speculate: SpeculateSe
     usual = DeviceSection()
     for name in ("threads", "sequences", "reasoning_format", "drafts"):
         if getattr(section, name) != getattr(usual, name):
-            raise ConfigError(f"device.{name}: expected none beside device.base_url, where the server decides, got it")
+            raise ConfigError(f"device.{name}: can't be combined with device.base_url, where the server decides")
     if speculate.mode != "race" and not speculate.is_lookup:
         raise ConfigError(
-            'speculate.mode: expected "race" with device.base_url, or drafter = "lookup" beside it, because only a model in this process '
+            'speculate.mode: expected "race" with device.base_url, or drafter = "lookup" as well, because only a model in this process '
             f"drafts, got {speculate.mode!r}"
         )
     return LocalServerEndpoint(
@@ -246,7 +246,7 @@ def _build_server(section: ServerSection, index: int, environ: Mapping[str, str]
     if section.api == "messages":
         for field in ("provider", "probe"):
             if getattr(section, field):
-                raise ConfigError(f'server[{index}].{field}: expected none with api = "messages", got it')
+                raise ConfigError(f'server[{index}].{field}: can\'t be combined with api = "messages"')
         return AnthropicEndpoint(
             section.model,
             base_url=section.base_url,
@@ -290,4 +290,4 @@ def _build_verifier(section: SpeculateSection, environ: Mapping[str, str]) -> Ve
 
 def _refuse_routing(section: SpeculateSection, *, got: str) -> None:
     if section.routing is not None:
-        raise ConfigError(f"speculate.routing: expected several verifiers beside it, got {section.routing!r} and {got}")
+        raise ConfigError(f"speculate.routing: only valid with several verifiers, got {section.routing!r} with {got}")

@@ -58,7 +58,7 @@ class Ratings:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise invalid(None, f'expected {{"good": true}} or {{"good": false}}, got: {error}') from error
         owner, client = self._answers.get(key, ("", None))
-        refusal = RequestError(404, "rating: expected one of your last answers, which was not rated yet, got another", code="not_ratable")
+        refusal = RequestError(404, "rating: expected one of your last answers, not rated yet, got a different one", code="not_ratable")
         if client is None or owner != caller:
             raise refusal
         try:

@@ -107,7 +107,7 @@ def _parse(fields: Mapping[str, Any], messages: list[Any], options: ProxyOptions
         raise invalid("stream_options", f"expected an object, got {name_of(stream_options)}")
     wants_origin = _flag(stream_options, ORIGIN_OPTION)
     if wants_origin and not is_streamed:
-        raise invalid(f"stream_options.{ORIGIN_OPTION}", "expected stream beside it, got a request for a whole answer")
+        raise invalid(f"stream_options.{ORIGIN_OPTION}", "only valid with stream, got a request for a whole answer")
     return ParsedRequest(
         request=_build(fields, messages, model, stream_options, options),
         model=model,
@@ -156,12 +156,12 @@ def _single_prompt(prompt: Any) -> str:
         case str() | [str()]:
             return prompt if isinstance(prompt, str) else prompt[0]
         case None:
-            raise invalid("prompt", "expected a text, got none")
+            raise invalid("prompt", "expected a string, got none")
         case [int(), *_] | [[*_], *_]:
-            raise invalid("prompt", "expected a text, got token ids: endpoints have vocabularies of their own")
+            raise invalid("prompt", "expected a string, got token ids, whose meaning differs between the endpoints' vocabularies")
         case [*texts]:
             raise invalid("prompt", f"expected one text, got {len(texts)}")
-    raise invalid("prompt", f"expected a text, got {name_of(prompt)}")
+    raise invalid("prompt", f"expected a string, got {name_of(prompt)}")
 
 
 def _flag(fields: Mapping[str, Any], name: str) -> bool:

@@ -113,7 +113,7 @@ class GenerateRequest(Struct, kw_only=True):
             if getattr(self, name, None) == 0:
                 raise invalid(name, "expected int >= 1, or -1 for no limit, got 0")
         if self.stream_options is not None and not self.stream:
-            raise invalid("stream_options", "expected none without stream, got some")
+            raise invalid("stream_options", "only valid with stream")
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(stops) > MAX_STOPS:
             raise invalid("stop", f"expected at most {MAX_STOPS} strings, got {len(stops)}")
@@ -195,7 +195,7 @@ class CompletionRequest(GenerateRequest, kw_only=True):
         if self.prompt is None and self.prompt_tokens_packed is None:
             raise invalid("prompt", "expected a value, got none")
         if self.prompt is not None and self.prompt_tokens_packed is not None:
-            raise invalid("prompt_tokens_packed", "expected no prompt with it, got one")
+            raise invalid("prompt_tokens_packed", "can't be combined with a prompt")
         if self.best_of not in {None, 1}:
             raise invalid("best_of", f"expected 1, got {self.best_of}")
         for field in ("echo", "suffix"):

@@ -38,7 +38,7 @@ async def stream_answer(
             raise
         # too late for a status: another response inside this one wouldn't be HTTP
         logger.exception("%s %s failed in mid-stream", request.method, request.path)
-        await stream.close(answer.failing(RequestError(500, "server: expected to finish the answer, got an internal error")))
+        await stream.close(answer.failing(RequestError(500, "server: can't finish the answer because of an internal error")))
     return stream.response
 
 
@@ -92,15 +92,15 @@ async def answer_whole(
 def _failure(work: GenerationReader, end: GenerationEnd | None) -> RequestError | None:
     """Return the error that ended the answer, or None if there was none."""
     if work.stopped_by is not None:
-        return RequestError(503, f"server: expected to finish the answer, got {work.stopped_by}", code="shutdown")
+        return RequestError(503, f"server: can't finish the answer because of {work.stopped_by}", code="shutdown")
     if end is None or end.reason in {"stop", "length"}:
         return None
     if end.reason == "cancelled":
-        return RequestError(503, "engine: expected to finish the answer, got closed", code="shutdown")
-    return RequestError(500, f"engine: expected to finish the answer, got {end.error or end.reason}", code="engine_error")
+        return RequestError(503, "engine: closed before the answer was complete", code="shutdown")
+    return RequestError(500, f"engine: can't finish the answer: {end.error or end.reason}", code="engine_error")
 
 
 def _check_reader(request: web.Request) -> None:
     """Raise if the connection is lost, so that no sequence stays busy for it. Without handler cancellation, only this check notices."""
     if request.transport is None or request.transport.is_closing():
-        raise ConnectionResetError("reader: expected a connection, got a closed one")
+        raise ConnectionResetError("reader: the connection is closed")

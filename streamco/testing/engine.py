@@ -65,7 +65,7 @@ class FakeVocabulary:
             known = self._ids.get(word)
             if known is None:
                 if len(self._words) >= self.size:
-                    raise EngineError(f"vocabulary: expected at most {self.size} different words, got one more")
+                    raise EngineError(f"vocabulary: the limit is {self.size} different words")
                 known = self._ids[word] = len(self._words)
                 self._words.append(word)
             return known
@@ -194,7 +194,7 @@ class FakeEngine:
             EngineError: the engine is closed, or the prompt is empty or doesn't fit the context.
         """
         if self.is_closed:
-            raise EngineError("engine: expected an open engine, got a closed one")
+            raise EngineError("engine: already closed")
         if not request.prompt_ids:
             raise EngineError("prompt: expected at least one token, got none")
         limit = self.info.context_tokens
@@ -214,7 +214,7 @@ class FakeEngine:
             EngineError: the engine is closed.
         """
         if self.is_closed:
-            raise EngineError("engine: expected an open engine, got a closed one")
+            raise EngineError("engine: already closed")
         wake()
 
     def together(self) -> AbstractContextManager[None]:

@@ -149,7 +149,7 @@ class FakeSequenceEngine:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise EngineError("engine: expected an open engine, got a closed one")
+            raise EngineError("engine: already closed")
 
     def _collect(self) -> bool:
         """End cancelled tasks and start the next ones; return True if there is anything to decode."""

@@ -294,7 +294,7 @@ class _VerifierConnection:
         given = "" if request is None else request.headers.get("Authorization", "")
         brought = hello.token if hello.token is not None else given.removeprefix("Bearer ")
         if self._server.token is not None and brought != self._server.token:
-            self._protocol.refuse(UnauthorisedError("hello: expected a token of this server, got another one or none"))
+            self._protocol.refuse(UnauthorisedError("hello: expected a token of this server, got none or a different one"))
         else:
             self._protocol.welcome()
 
@@ -306,7 +306,7 @@ class _VerifierConnection:
     def _find(self, number: int) -> _ServedSession | None:
         session = self._server._sessions.get(self._keys.get(number, b""))
         if session is None:
-            self._protocol.refuse(UnknownSessionError(f"session {number}: expected one that is held, got none", session=number))
+            self._protocol.refuse(UnknownSessionError(f"session {number}: is not open", session=number))
         return session
 
     async def _answer(self, frame: Open | Resume | Draft, step: VerifierStep) -> None:
@@ -364,7 +364,7 @@ class _VerifierConnection:
     def _resume(self, frame: Resume) -> None:
         session = self._server._sessions.get(frame.key)
         if session is None or (len(session.ids) >= frame.base and prefix_hash(session.ids[: frame.base]) != frame.prefix):
-            self._protocol.refuse(NotResumableError("session: expected one that is held, got none", session=frame.session))
+            self._protocol.refuse(NotResumableError("session: is not held any more", session=frame.session))
             return
         del session.ids[frame.base :]
         self._keys[frame.session] = frame.key

@@ -44,7 +44,7 @@ def name_of(value: Any) -> str:
         case int() | float():
             return "a number"
         case str():
-            return "a text"
+            return "a string"
         case list():
             return "a list"
     return "an object"
@@ -88,7 +88,7 @@ class Fields:
         Raises:
             FieldError: it isn't a string.
         """
-        return self._typed(name, str, "a text")
+        return self._typed(name, str, "a string")
 
     def needed_text(self, name: str) -> str:
         """Return a string that must be given.
@@ -96,7 +96,7 @@ class Fields:
         Raises:
             FieldError: it isn't given, or isn't a string.
         """
-        return self._needed(name, str, "a text")
+        return self._needed(name, str, "a string")
 
     def flag(self, name: str) -> bool | None:
         """Return true or false, or None if not given.

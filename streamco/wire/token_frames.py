@@ -267,7 +267,7 @@ class TokenCodec:
     def _read_header(self, data: bytes) -> tuple[int, int, bytes]:
         """Return width, count and vocabulary mark of a frame, checked as far as the header allows."""
         if data[:2] != _MAGIC[: len(data)]:
-            raise TokenVersionError(f"token frame: expected it to begin with {_MAGIC!r}, got {data[:2]!r}")
+            raise TokenVersionError(f"token frame: must begin with {_MAGIC!r}, got {data[:2]!r}")
         if len(data) > 2 and data[2] != _VERSION:
             raise TokenVersionError(f"token frame: expected version {_VERSION}, got {data[2]}")
         if len(data) < _IDS:

@@ -43,7 +43,7 @@ def test_a_link_to_a_profile_stays_one(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_none_is_named_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ConfigError, match="expected a writable folder, got none"):
+    with pytest.raises(ConfigError, match="its folder doesn't exist"):
         begin_profile(tmp_path / "file" / "phone.json")
 
 
@@ -84,7 +84,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(ConfigError, match=r"phone.json: expected to write a profile, got: No space left on device"):
+    with pytest.raises(ConfigError, match=r"phone.json: the profile can't be written: No space left on device"):
         save_profile(Profile(name="other"), path)
     assert load_profile(path) == PROFILE
     assert [entry.name for entry in tmp_path.iterdir()] == ["phone.json"]
@@ -111,7 +111,7 @@ def test_a_file_that_is_far_too_large_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"phone.json: expected a writable folder, got: No such file or directory"):
+    with pytest.raises(ConfigError, match=r"phone.json: its folder can't be written to: No such file or directory"):
         save_profile(PROFILE, tmp_path / "none" / "phone.json")
 
 
@@ -138,10 +138,10 @@ def test_the_ratings_of_a_program_are_those_after_what_it_began_with(former: tup
 
 
 def test_a_folder_that_can_not_be_written_is_named_at_the_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"phone\.json: expected a writable folder, got none"):
+    with pytest.raises(ConfigError, match=r"phone\.json: its folder doesn't exist"):
         begin_profile(tmp_path / "none" / "phone.json")
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(ConfigError, match=r"phone\.json: expected a writable folder, got one that can't be"):
+    with pytest.raises(ConfigError, match=r"phone\.json: its folder isn't writable"):
         begin_profile(tmp_path / "phone.json")
 
 

@@ -96,7 +96,7 @@ async def test_each_prompt_is_answered_and_judged() -> None:
 
 
 async def test_a_device_that_does_not_tell_how_sure_it_is_cannot_be_measured() -> None:
-    with pytest.raises(ConfigError, match="expected a device that tells how sure it is"):
+    with pytest.raises(ConfigError, match="the device doesn't tell how sure it is"):
         await measure_answers(device(), [LabelledPrompt(prompt="one")], max_tokens=8, on_progress=lambda *_: None)
 
 
@@ -104,7 +104,7 @@ async def test_answers_that_begin_with_thinking_are_not_measured_because_no_gate
     made = FakeEngine(["<think>", "hm", "</think>", "It", " is", " B"], probability=0.4)
     made.info = replace(made.info, has_reasoning=True)
     local = DeviceEndpoint(made)
-    with pytest.raises(ConfigError, match="doesn't think first"):
+    with pytest.raises(ConfigError, match="begins its answers with thinking"):
         await measure_answers(local, [LabelledPrompt(prompt="one")], max_tokens=8, on_progress=lambda *_: None)
     await local.aclose()
 

@@ -106,7 +106,7 @@ def test_a_profile_that_can_not_be_written_is_told_before_anything_is_measured(
     monkeypatch.setattr(calibrate, "device_path_of", lambda *_args, **_options: pytest.fail("the model is looked for"))
     given = [word.format(prompts) for word in words]
     assert main(["calibrate", *given, "--profile", str(tmp_path / "none" / "profile.json")]) == 2
-    assert "profile.json: expected a writable folder, got none" in capsys.readouterr().err
+    assert "profile.json: its folder doesn't exist" in capsys.readouterr().err
 
 
 async def test_the_figures_are_printed_and_kept_beside_what_was_known(
@@ -165,9 +165,9 @@ def test_the_device_reads_attention_and_has_room_for_the_branches(tmp_path: Path
     ("words", "message"),
     [
         (("--verifier", "ws://127.0.0.1:9", "--server", "m"), "expected either --verifier URL or --server MODEL, got both\n"),
-        (("--api-key-env", "KEY"), "--api-key-env: expected --verifier URL or --server MODEL beside it, got neither"),
+        (("--api-key-env", "KEY"), "--api-key-env: only valid with --verifier URL or --server MODEL"),
         (("--device", "/nowhere.gguf"), "expected a GGUF file, got nothing at /nowhere.gguf"),
-        (("--pair", "--verifier", "ws://127.0.0.1:9", "--base-url", "http://127.0.0.1:9"), "--base-url: expected --server MODEL"),
+        (("--pair", "--verifier", "ws://127.0.0.1:9", "--base-url", "http://127.0.0.1:9"), "--base-url: only valid with --server MODEL"),
         (("--pair", "--verifier", "ws://127.0.0.1:9", "--device", "/nowhere.gguf"), "expected a GGUF file, got nothing at /nowhere.gguf"),
     ],
 )

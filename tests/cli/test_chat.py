@@ -380,7 +380,7 @@ def test_a_prompt_may_stand_alone() -> None:
     assert run("hello").stdout == "You said 'hello' in 1 messages.\n"
     assert run("explain", stdin="print(1)\n").stdout == "You said 'print(1)\n\nexplain' in 1 messages.\n"
     both = run("one", "--prompt", "two")
-    assert (both.returncode, "prompt: expected it alone or after --prompt, got both" in both.stderr) == (2, True)
+    assert (both.returncode, "prompt: can be given alone or after --prompt, not both" in both.stderr) == (2, True)
 
 
 def test_a_prompt_on_the_command_line_is_answered_at_a_terminal_and_that_is_all() -> None:
@@ -588,20 +588,20 @@ def test_ratings_are_added_to_those_that_another_chat_has_kept_in_the_meantime(t
     ("words", "message"),
     [
         (("--json",), "streamco: prompt: expected --prompt TEXT or text on stdin, got neither"),
-        (("--lines", "--json"), "streamco: --json: expected --prompt TEXT beside it, got none"),
-        (("--lines", "--prompt", "a"), "streamco: --lines: expected prompts on stdin alone, got --prompt beside it"),
-        (("--base-url", "http://127.0.0.1:9/v1"), "--base-url: expected --server MODEL beside it, got none"),
-        (("--policy", "server-only"), "--policy server-only: expected --server MODEL beside it, got none"),
-        (("--prices", "1/2"), "--prices: expected --server MODEL or --verifier URL beside it, got neither"),
-        (("--api-key-env", "KEY"), "--api-key-env: expected --server MODEL or --verifier URL beside it, got neither"),
+        (("--lines", "--json"), "streamco: --json: only valid with --prompt TEXT"),
+        (("--lines", "--prompt", "a"), "streamco: --lines: can't be combined with --prompt"),
+        (("--base-url", "http://127.0.0.1:9/v1"), "--base-url: only valid with --server MODEL"),
+        (("--policy", "server-only"), "--policy server-only: only valid with --server MODEL"),
+        (("--prices", "1/2"), "--prices: only valid with --server MODEL or --verifier URL"),
+        (("--api-key-env", "KEY"), "--api-key-env: only valid with --server MODEL or --verifier URL"),
         (("--no-device", "--server", "m", "--device", "m.gguf"), "--device: expected a device, got --no-device"),
         (("--no-device", "--server", "m", "--policy", "device-only"), "--policy device-only: expected a device, got --no-device"),
-        (("--verifier", "ws://127.0.0.1:9"), "--verifier: expected --mode speculate or --mode auto beside it, got race"),
-        (("--drafter", "lookup"), "--drafter: expected --mode speculate or --mode auto beside it, got race"),
+        (("--verifier", "ws://127.0.0.1:9"), "--verifier: only valid with --mode speculate or --mode auto, got race"),
+        (("--drafter", "lookup"), "--drafter: only valid with --mode speculate or --mode auto, got race"),
         (("--mode", "speculate", "--drafter", "ngram"), "expected device or lookup, got 'ngram'"),
         (
             ("--mode", "speculate", "--verifier", "ws://127.0.0.1:9", "--routing", "random"),
-            "--routing: expected several --verifier URL beside it, got 1",
+            "--routing: only valid with several --verifier URL, got 1",
         ),
         (("--budget", "2"), "budget: expected a share from 0 to 1"),
         (("--pace", "fast"), "pace: expected off, reading, listening"),
@@ -610,7 +610,7 @@ def test_ratings_are_added_to_those_that_another_chat_has_kept_in_the_meantime(t
         (("--temperature", "-1"), "expected a number, 0 or more, got '-1'"),
         (("--theme", "pink"), "expected auto, dark, light or mono, got 'pink'"),
         (("--no-device", "--server", "m", "--profile", "/nowhere", "--prompt", "a"), "profile: expected a file that can be read"),
-        (("--quality", "gate", "--profile", "/nowhere/p.json", "--prompt", "a"), "p.json: expected a writable folder, got none"),
+        (("--quality", "gate", "--profile", "/nowhere/p.json", "--prompt", "a"), "p.json: its folder doesn't exist"),
     ],
 )
 def test_wrong_usage_is_told_in_a_line_and_exits_2(words: tuple[str, ...], message: str) -> None:

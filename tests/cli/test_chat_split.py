@@ -49,12 +49,12 @@ def test_the_key_is_that_of_the_named_variable(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_options_without_effect_are_refused(options: list[str], name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name}: expected"):
+    with pytest.raises(ConfigError, match=f"{name}: can't be combined with --split"):
         chat.check_options(parsed(*SPLIT, *options))
 
 
 def test_the_parts_are_needed() -> None:
-    with pytest.raises(ConfigError, match="--split: expected --device parts/NAME beside it"):
+    with pytest.raises(ConfigError, match="--split: only valid with --device parts/NAME"):
         chat.check_options(parsed("--split", "ws://127.0.0.1:1"))
 
 
@@ -75,13 +75,16 @@ def test_the_mode_takes_the_servers_url_for_the_middles() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--device", "parts/name"], "--mode split: expected --server URL beside it"),
+        (["--device", "parts/name"], "--mode split: needs --server URL"),
         (
             ["--device", "parts/name", "--server", "gpt-4o-mini"],
             "--server: expected the URL of a streamco serve --middle with --mode split",
         ),
-        (["--server", "ws://127.0.0.1:1"], "--split: expected --device parts/NAME beside it"),
-        (["--server", "ws://127.0.0.1:1", "--device", "parts/name", "--base-url", "http://x"], "--base-url: expected none beside --split"),
+        (["--server", "ws://127.0.0.1:1"], "--split: only valid with --device parts/NAME"),
+        (
+            ["--server", "ws://127.0.0.1:1", "--device", "parts/name", "--base-url", "http://x"],
+            "--base-url: can't be combined with --split",
+        ),
     ],
 )
 def test_what_the_mode_needs_is_said(options: list[str], text: str) -> None:

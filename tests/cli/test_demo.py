@@ -160,13 +160,13 @@ def test_the_page_serves_both_sides_until_ctrl_c(mark: str) -> None:
 )
 def test_what_has_no_effect_on_a_page_is_refused_beside_it(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--page", *words]) == 2
-    assert f"{words[0]}: expected none with --page, got" in capsys.readouterr().err
+    assert f"{words[0]}: can't be combined with --page, got" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [("--port", "1"), ("--no-open",)])
 def test_options_of_the_page_are_refused_without_it(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", *words]) == 2
-    assert f"{words[0]}: expected --page beside it" in capsys.readouterr().err
+    assert f"{words[0]}: only valid with --page" in capsys.readouterr().err
 
 
 @pytest.mark.model
@@ -256,7 +256,7 @@ def test_on_a_terminal_answers_stand_side_by_side_and_the_chat_opens_afterwards(
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("--json",), 2, "--json: expected --prompt TEXT beside it"),
+        (("--json",), 2, "--json: only valid with --prompt TEXT"),
         (("--latency", "nosuch", "--prompt", "x"), 2, "expected a JSON file or one of"),
     ],
 )

@@ -71,7 +71,7 @@ def test_wrong_usage_exits_2(words: tuple[str, ...]) -> None:
         (("models", "lsit"), "streamco models: unknown command lsit: did you mean list?\n"),
         (("models", "get", "m", "--yse"), "streamco models: unknown option --yse: did you mean --yes?\n"),
         (("chat", "--mode", "spculate"), "expected race, speculate, auto or split, got 'spculate': did you mean speculate?\n"),
-        (("chat", "why", "so"), "streamco chat: expected nothing more, got 'so' (a text of several words needs quotation marks)\n"),
+        (("chat", "why", "so"), "streamco chat: expected nothing more, got 'so' (text of several words needs quotation marks)\n"),
     ],
 )
 def test_what_is_misspelt_gets_a_suggestion(words: tuple[str, ...], message: str) -> None:

@@ -61,7 +61,7 @@ def test_a_gate_needs_something_to_decide_by() -> None:
     assert quality_of(parse("--quality", "gate", "--min-score", "60%")) == QualityGate(min_score=0.6)
     with pytest.raises(ConfigError, match="expected --min-score SCORE, or --profile FILE"):
         quality_of(parse("--quality", "gate"))
-    with pytest.raises(ConfigError, match="--min-score: expected --quality gate beside it, got none"):
+    with pytest.raises(ConfigError, match="--min-score: only valid with --quality gate"):
         quality_of(parse("--min-score", "0.6"))
     with pytest.raises(ConfigError, match="expected --mode race or auto, got speculate"):
         quality_of(parse("--quality", "gate", "--min-score", "0.6", "--mode", "speculate"))

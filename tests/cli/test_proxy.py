@@ -226,7 +226,7 @@ def test_a_device_can_be_a_url(config: str, tmp_path: Path) -> None:
     for words in (("--config", config), ()):
         found = proxy.effective_config(parse(*words, "--device", "http://127.0.0.1:11434", "--device-model", "qwen:1.5b"))
         assert found.device == DeviceSection(base_url="http://127.0.0.1:11434", model="qwen:1.5b")
-    with pytest.raises(ConfigError, match="--device-model: expected --device URL beside it"):
+    with pytest.raises(ConfigError, match="--device-model: only valid with --device URL"):
         proxy.effective_config(parse("--config", config, "--device-model", "qwen:1.5b"))
     file = tmp_path / "local.toml"
     file.write_text('[device]\nbase_url = "http://127.0.0.1:1"\nmodel = "a"\nname = "mine"\ncontext = 4096\napi_key_env = "K"\n')
@@ -269,9 +269,9 @@ def test_a_split_model_can_be_named_on_the_command_line(tmp_path: Path) -> None:
     file.write_text('[split]\nparts = "/parts/name"\nservers = ["ws://a:1"]\nstates = "f16"\n')
     other = proxy.effective_config(parse("--config", str(file), "--split", "ws://b:1")).split
     assert other == SplitSection(parts="/parts/name", servers=("ws://b:1",), states="f16")
-    with pytest.raises(ConfigError, match="--split: expected --device parts/NAME beside it"):
+    with pytest.raises(ConfigError, match="--split: only valid with --device parts/NAME"):
         proxy.effective_config(parse("--split", "ws://a:1"))
-    with pytest.raises(ConfigError, match="--no-device: expected a device"):
+    with pytest.raises(ConfigError, match="--no-device: can't be combined with a split model"):
         proxy.effective_config(parse("--split", "ws://a:1", "--no-device"))
 
 
@@ -301,12 +301,12 @@ def test_the_effective_configuration_is_printed_without_keys(
         (["--host", "0.0.0.0", "--server", "m", "--base-url", "http://127.0.0.1:9/v1"], "host: expected a loopback address"),
         (["--port", "70000"], "port: expected at most 65535"),
         (["--ready-fd", "9999"], "ready-fd: expected an open file descriptor"),
-        (["--base-url", "http://127.0.0.1:9"], "expected --server MODEL beside"),
+        (["--base-url", "http://127.0.0.1:9"], "only valid with --server MODEL"),
         (["--no-device"], "expected a [device] section, a [[server]] section or both"),
         (["--device", "/nowhere.gguf"], "device.model: expected a GGUF file, got nothing at /nowhere.gguf"),
         (["--server", "m", "--api-key-env", "NOT_SET"], "NOT_SET"),
         (["--client-key-env", "NOT_SET"], "--client-key-env: expected a key in the environment variable NOT_SET, got none"),
-        (["--prices", "1/2"], "--prices: expected --server MODEL beside it, got none"),
+        (["--prices", "1/2"], "--prices: only valid with --server MODEL"),
         (["--config", "/nowhere.toml"], "config: expected a file that can be read"),
     ],
 )
@@ -319,7 +319,7 @@ def test_settings_that_cannot_be_are_said_in_one_line(words: list[str], text: st
 
 
 def test_contradictions_are_usage_errors() -> None:
-    with pytest.raises(ConfigError, match="expected --server MODEL"):
+    with pytest.raises(ConfigError, match="only valid with --server MODEL"):
         proxy.effective_config(parse("--api-key-env", "X"))
     with pytest.raises(SystemExit):
         parse("--budget", "2")

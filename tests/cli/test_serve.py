@@ -259,7 +259,7 @@ def test_settings_reach_the_engine(model: str, monkeypatch: pytest.MonkeyPatch) 
         (["--max-streams", "0"], 2, "max_streams: expected at least 1"),
         (["--port", "70000"], 2, "port: expected at most 65535, got 70000"),
         (["--ready-fd", "9999"], 2, "ready-fd: expected an open file descriptor, got 9999"),
-        (["--tls-key", "key.pem"], 2, "tls_key: expected a tls_cert with it, got none"),
+        (["--tls-key", "key.pem"], 2, "tls_key: only valid with a tls_cert"),
         (["--tls-cert", "/nowhere/cert.pem"], 2, "got No such file or directory at /nowhere/cert.pem"),
         (["--verify-sessions", "0"], 2, "scheduler: sessions: expected at least 1, got 0"),
         (["--verify-places", "-1"], 2, "held_sequences: expected at least 0, got -1"),
@@ -331,7 +331,7 @@ def test_a_part_goes_with_middle_and_a_whole_model_without(model: str, tmp_path:
     serve._check_part(parse(), Path(model))
     with pytest.raises(ConfigError, match="with --middle"):
         serve._check_part(parse(), part)
-    with pytest.raises(ConfigError, match="got a file that is no GGUF file: see streamco split"):
+    with pytest.raises(ConfigError, match="got a file that isn't a GGUF file: see streamco split"):
         serve._check_part(parse("--middle"), Path(model))
     Path(model).write_bytes(b"GGUF general.architecture")
     with pytest.raises(ConfigError, match="got a whole one: see streamco split"):

@@ -30,5 +30,4 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path, capsys: pyt
     (tmp_path / "file").touch()
     assert main(["split", str(model), "--input-layers", "1", "--output", str(tmp_path / place)]) == 2
     error = capsys.readouterr().err
-    assert "--output: expected a folder that parts can be written to, got " in error
-    assert error.endswith(f" at {tmp_path / place}\n")
+    assert f"--output: can't write the parts to {tmp_path / place}: " in error

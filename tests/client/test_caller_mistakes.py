@@ -69,8 +69,8 @@ MAKERS: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"headers": {"X-User": "a\r\nX-Other: b"}}, 'headers["X-User"]: expected a text in one line'),
-        ({"headers": {"X-User": None}}, 'headers["X-User"]: expected a text, got NoneType'),
+        ({"headers": {"X-User": "a\r\nX-Other: b"}}, 'headers["X-User"]: expected a string on one line'),
+        ({"headers": {"X-User": None}}, 'headers["X-User"]: expected a string, got NoneType'),
         ({"headers": {"X-User": HALF}}, 'headers["X-User"]: expected whole characters'),
         ({"headers": [("X-User", "a")]}, "headers: expected a mapping, got list"),
         ({"session": httpx.AsyncClient()}, "session: expected an aiohttp.ClientSession or None, got AsyncClient"),
@@ -88,7 +88,7 @@ def test_a_wrong_setting_is_named_where_the_endpoint_is_made(maker: str, options
 def test_an_id_of_the_environment_that_no_header_can_carry_is_named(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
     monkeypatch.setenv(variable, "org-1\n")
-    with pytest.raises(ConfigError, match=f"^{variable}: expected a text in one line"):
+    with pytest.raises(ConfigError, match=f"^{variable}: expected a string on one line"):
         streamco.OpenAIEndpoint("m")
 
 
@@ -96,7 +96,7 @@ async def test_a_key_function_that_gives_no_key_is_a_mistake_that_no_device_cove
     async with ScriptedServer() as server:
         remote = OpenAIEndpoint("m", base_url=server.url, api_key=lambda: None)  # type: ignore[arg-type]
         async with opened(one := device(words(60.0)), remote, policy="both", budget=1.0) as client:
-            with pytest.raises(ConfigError, match=r"^api_key: expected a function that returns a text, got one that returns NoneType"):
+            with pytest.raises(ConfigError, match=r"^api_key: expected a function that returns a string, got one that returns NoneType"):
                 await client.chat.completions.create(messages=HELLO)
             assert client.degraded == ()
             assert one.active == 0

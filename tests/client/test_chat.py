@@ -488,6 +488,6 @@ async def test_close_is_aclose() -> None:
 
 async def test_a_pace_for_an_answer_that_is_not_streamed_is_refused() -> None:
     async with opened(device()) as client:
-        with pytest.raises(ConfigError, match="pace: expected none without stream=True"):
+        with pytest.raises(ConfigError, match="pace: only valid with stream=True"):
             await whole(client, pace=5.0)
         assert await whole(client, pace=None)

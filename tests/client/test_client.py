@@ -147,9 +147,9 @@ async def test_a_closed_client_refuses_new_answers_and_may_be_closed_again() -> 
     await client.start()
     await client.aclose()
     await client.aclose()
-    with pytest.raises(StreamClosed, match="expected an open client"):
+    with pytest.raises(StreamClosed, match="the client is closed"):
         await ask(client)
-    with pytest.raises(StreamClosed, match="expected an open client"):
+    with pytest.raises(StreamClosed, match="the client is closed"):
         await client.start()
 
 

@@ -185,7 +185,7 @@ def test_two_running_loops_are_the_callers_mistake_and_no_failure_of_the_server(
     client = Client(device(), OpenAIEndpoint("m", base_url=server.url), mode=Race(policy="server-first"))
     with loop_thread() as there:
         assert there.run(ask(client)) == ANSWERED
-        with pytest.raises(ConfigError, match=r"^client: expected one event loop at a time, .*; make a client for each loop$"):
+        with pytest.raises(ConfigError, match=r"^client: already in use by another running event loop; make a client for each loop$"):
             asyncio.run(ask(client))
         assert client.degraded == ()
         assert there.run(ask(client)) == ANSWERED
@@ -203,7 +203,7 @@ def test_a_stream_stays_in_the_loop_that_it_began_in(server: ScriptedServer) -> 
     with loop_thread() as there:
         stream = there.run(begin())
         there.run(stream.first())
-        with pytest.raises(ConfigError, match=r"^stream: expected to be read in the event loop that its answer began in"):
+        with pytest.raises(ConfigError, match=r"^stream: can't be read in this event loop"):
             asyncio.run(read(stream))
         asyncio.run(stream.aclose())
 

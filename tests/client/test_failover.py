@@ -299,7 +299,7 @@ class Closed(ScriptedEndpoint):
     """A device with an engine that is closed."""
 
     def count_text(self, text: str) -> TextCount | None:
-        raise EngineError("engine: expected an open one, got a closed one")
+        raise EngineError("engine: already closed")
 
 
 def test_a_model_that_cannot_count_any_more_counts_nothing() -> None:

@@ -56,7 +56,7 @@ def test_a_response_format_of_text_is_none() -> None:
         ([{"type": "input_text", "text": "x"}], ["content[0]: type 'input_text'"]),
         (
             ["a bare text", 5, None, ["x"]],
-            [f"content[{n}]: {name} in place of an object" for n, name in enumerate(["a text", "a number", "null", "a list"])],
+            [f"content[{n}]: {name} in place of an object" for n, name in enumerate(["a string", "a number", "null", "a list"])],
         ),
         ([{"text": "x"}, {"type": 5}], ["content[0]: no type", "content[1]: no type"]),
     ],
@@ -73,7 +73,7 @@ def test_only_known_types_of_parts_may_be_logged() -> None:
     assert facts_for_log(facts).other_parts == (
         "messages[0].content[0]: type 'image_url'",
         "messages[0].content[1]: a type that isn't known",
-        "messages[0].content[2]: a text in place of an object",
+        "messages[0].content[2]: a string in place of an object",
     )
 
 

@@ -90,7 +90,7 @@ async def test_it_is_not_a_part_of_the_answer_and_its_cost_is_apart() -> None:
     assert shadow.is_final
     assert totals.shadows.answers == 1
     assert totals.shadows.cost_usd == pytest.approx(38e-6)
-    assert "shadow answer beside it" in str(report)
+    assert "shadow answer" in str(report)
     assert {part.name: part.outcome for part in report.endpoints}["server"] == "not started"
 
 
@@ -385,7 +385,7 @@ async def test_their_share_is_what_was_asked_for() -> None:
     [
         ({"shadow": 1.5}, "quality gate: shadow: expected "),
         ({"shadow": 0.1, "judge": 5}, "quality gate: judge: expected a function of a ShadowPair or None, got int"),
-        ({"judge": bool}, "quality gate: judge: expected shadow above 0 beside it"),
+        ({"judge": bool}, "quality gate: judge: only valid with shadow above 0"),
     ],
 )
 def test_wrong_settings_are_refused(options: Any, text: str) -> None:

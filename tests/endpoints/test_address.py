@@ -130,7 +130,7 @@ def test_a_url_may_be_an_object(kind: Callable[[str], Url]) -> None:
 
 @pytest.mark.parametrize("url", [b"http://127.0.0.1/v1", 5, Path("/v1"), urlsplit("http://127.0.0.1/v1"), ["http://127.0.0.1/v1"]])
 def test_another_object_than_a_url_is_named(url: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"^base_url: expected a text or a URL, got {type(url).__name__}$"):
+    with pytest.raises(ConfigError, match=rf"^base_url: expected a string or a URL, got {type(url).__name__}$"):
         find(url)
 
 

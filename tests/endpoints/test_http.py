@@ -206,7 +206,7 @@ async def test_a_closed_client_stays_closed() -> None:
     client = HttpClient("remote", timeouts=TIMEOUTS)
     await client.aclose()
     await client.aclose()
-    with pytest.raises(StreamClosed, match="remote: expected an open endpoint"):
+    with pytest.raises(StreamClosed, match="remote: the endpoint is closed"):
         await client.start()
 
 

@@ -139,7 +139,7 @@ def test_a_model_is_fetched_once_and_found(tmp_path: Path) -> None:
     assert (four.name, eight.name) == (f"hf:{REPO}:Q4_K_M", f"hf:{REPO}:Q8_0")
     model_files.remove([*four.links, *four.data])
     assert [each.file for each in cached_models(tmp_path)] == ["some-Q8_0.gguf"]
-    with pytest.raises(ConfigError, match=f"expected it in the cache, got only hf:{REPO}:Q8_0; streamco models get"):
+    with pytest.raises(ConfigError, match=f"not in the cache, which has only hf:{REPO}:Q8_0 from this repository; streamco models get"):
         file_of(f"hf:{REPO}", tmp_path)
     mine = tmp_path / "mine.gguf"
     mine.write_bytes(b"GGUF mine")

@@ -162,7 +162,7 @@ async def test_what_has_no_json_form_is_the_callers_error() -> None:
         for content in (object(), "half \ud83d", {"half \ud83d": 1}):
             with pytest.raises(ConfigError, match="request: expected values that JSON has a form for"):
                 await endpoint.open(Request(messages=[{"role": "user", "content": content}])).receive()
-        with pytest.raises(ConfigError, match=r'^headers\["X-User"\]: expected a text in one line'):
+        with pytest.raises(ConfigError, match=r'^headers\["X-User"\]: expected a string on one line'):
             await endpoint.open(Request(messages=[], headers={"X-User": "a\nb"})).receive()
         assert server.requests == []
 

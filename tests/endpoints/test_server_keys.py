@@ -174,7 +174,7 @@ async def test_if_no_key_is_to_be_had_another_endpoint_answers() -> None:
 )
 @pytest.mark.parametrize("key", [b"sk-1", 5, ["sk-1"]])
 def test_every_endpoint_refuses_keys_of_other_types_by_name(make: Any, key: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"^(api_key|token): expected a text or a function, got {type(key).__name__}$"):
+    with pytest.raises(ConfigError, match=rf"^(api_key|token): expected a string or a function, got {type(key).__name__}$"):
         make(key)
 
 

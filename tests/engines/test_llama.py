@@ -446,7 +446,7 @@ def test_engine_options_out_of_range_are_refused(make_engine: MakeEngine, name: 
 
 def test_a_first_decode_that_fails_is_an_error_of_loading(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeContext, "decode", lambda _self: -1)
-    with pytest.raises(EngineError, match=r"bytes.gguf: expected it to run, got llama_decode: expected 0 from the first token, got -1"):
+    with pytest.raises(EngineError, match=r"bytes.gguf: can't run: llama_decode: expected 0 from the first token, got -1"):
         make_engine()
 
 

@@ -20,7 +20,7 @@ class Engine:
 
     def put(self, task: Task) -> None:
         if self.is_closed:
-            raise EngineError("engine: expected an open engine, got a closed one")
+            raise EngineError("engine: already closed")
         self.tasks.append(task)
 
     def notify(self) -> None:
@@ -117,7 +117,7 @@ def test_closing_hands_in_one_task_and_refuses_others() -> None:
     sequence.close()
     sequence.close()
     assert [type(task) for task in tasks] == [CloseTask]
-    with pytest.raises(UsageError, match="sequence: expected an open one, got a closed one"):
+    with pytest.raises(UsageError, match="sequence: already closed"):
         sequence.extend([1])
 
 

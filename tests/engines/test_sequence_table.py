@@ -353,7 +353,7 @@ def test_the_sequence_idle_longest_is_evicted_and_can_come_back(make_engine: Mak
     extend(third, b"tuv")  # the second has waited longest
     answer = verify(second, b"o")
     assert answer.reason == "evicted"
-    assert "expected its 3 tokens in memory, got them evicted" in answer.error
+    assert "sequence: its 3 tokens were evicted" in answer.error
     assert verify(first, b"e").greedy == list(b"ef")
     second.close()
     first.close()
@@ -533,7 +533,7 @@ def test_closing_a_sequence_cancels_what_it_was_asked(make_engine: MakeEngine) -
     sequence.close()
     context.let_go()
     assert [answer.read(task).reason for task, answer in runs] == ["cancelled"] * 3
-    with pytest.raises(UsageError, match="expected an open one, got a closed one"):
+    with pytest.raises(UsageError, match="sequence: already closed"):
         sequence.extend(b"a")
     for _ in range(3):  # their places are free
         extend(engine.hold(), b"xyz")

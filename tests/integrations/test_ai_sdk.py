@@ -133,7 +133,7 @@ def test_a_tool_call_waits_for_its_name_and_is_left_out_without_one() -> None:
 def test_input_that_is_no_json_is_an_error_of_the_tool() -> None:
     found = parts(encoded(piece(0, "a", "weather", "{city")))
     (error,) = [part for part in found if not isinstance(part, str) and part["type"] == "tool-input-error"]
-    assert (error["input"], error["errorText"]) == ("{city", "The tool's input is no JSON.")
+    assert (error["input"], error["errorText"]) == ("{city", "The tool's input isn't JSON.")
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_messages_of_a_browser_become_a_conversation() -> None:
 def test_system_messages_are_taken_only_if_they_are_allowed() -> None:
     message = {"role": "system", "parts": [text("Be brief.")]}
     assert read_ui_messages([message], allows_system=True) == [{"role": "system", "content": "Be brief."}]
-    with pytest.raises(ConfigError, match=r"messages\[0\].role: expected user or assistant, got another"):
+    with pytest.raises(ConfigError, match=r"messages\[0\].role: expected user or assistant, got a different role"):
         read_ui_messages([message])
 
 
@@ -252,13 +252,13 @@ def test_system_messages_are_taken_only_if_they_are_allowed() -> None:
         ([{"role": "user"}], r"messages\[0\].parts: expected a value, got none"),
         ([{"role": "user", "parts": {}}], r"messages\[0\].parts: expected a list, got dict"),
         ([user("secret")], r"messages\[0\].parts\[0\]: expected an object, got str"),
-        ([user({"type": 7})], r"messages\[0\].parts\[0\].type: expected a text, got int"),
+        ([user({"type": 7})], r"messages\[0\].parts\[0\].type: expected a string, got int"),
         ([user({"type": "text"})], r"messages\[0\].parts\[0\].text: expected a value, got none"),
-        ([user(PICTURE | {"mediaType": "application/pdf"})], r"messages\[0\].parts\[0\].mediaType: expected an image, got another type"),
+        ([user(PICTURE | {"mediaType": "application/pdf"})], r"messages\[0\].parts\[0\].mediaType: expected an image, got a different"),
         ([user(PICTURE | {"url": "file:///etc/secret"})], r"messages\[0\].parts\[0\].url: expected an image inside the message"),
         ([user(PICTURE | {"url": "http://10.0.0.1/secret"})], r"messages\[0\].parts\[0\].url: expected an image inside the message"),
         ([assistant({"type": "tool-x", "state": "output-available"})], r"messages\[0\].parts\[0\].toolCallId: expected a value, got none"),
-        ([{"role": "root", "parts": []}], r"messages\[0\].role: expected user or assistant, got another"),
+        ([{"role": "root", "parts": []}], r"messages\[0\].role: expected user or assistant, got a different role"),
     ],
 )
 def test_a_malformed_message_is_refused_without_quoting_it(messages: Any, complaint: str) -> None:

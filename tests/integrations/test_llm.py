@@ -119,7 +119,7 @@ async def test_a_server_that_refuses_its_key_does_not_keep_the_device_from_answe
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["-o", "base_url", "http://127.0.0.1:1"], "base_url: expected server beside it, got none"),
+        (["-o", "base_url", "http://127.0.0.1:1"], "base_url: only valid with server"),
         (["-o", "config", "no.toml"], "config: expected a file that can be read"),
         (["-o", "pace", "soon"], "pace"),
         (["-o", "mode", "split"], "mode"),

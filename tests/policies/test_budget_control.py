@@ -296,7 +296,7 @@ def test_a_reservation_is_settled_once() -> None:
     steering = BudgetSteering(0.3)
     reservation = steering.reserve(10)
     steering.settle(reservation, started=True)
-    with pytest.raises(UsageError, match="expected to be settled once"):
+    with pytest.raises(UsageError, match="reservation: already settled"):
         steering.settle(reservation, started=True)
 
 

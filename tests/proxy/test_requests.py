@@ -68,7 +68,7 @@ def test_the_option_for_origins_is_understood_and_not_passed_on() -> None:
     asked = completion(stream=True, stream_options={"include_origin": True, "include_obfuscation": False})
     assert (asked.wants_origin, dict(asked.request.extra)) == (True, {"stream_options": {"include_obfuscation": False}})
     assert not chat(stream_options={"include_origin": False}).wants_origin
-    assert "expected stream beside it" in str(refused(chat, stream_options={"include_origin": True}))
+    assert "only valid with stream" in str(refused(chat, stream_options={"include_origin": True}))
 
 
 def test_names_of_the_clients_own_arguments_mean_nothing_in_a_body() -> None:

@@ -90,7 +90,7 @@ def test_the_section_of_the_file_sets_the_rules() -> None:
 
 def test_tasks_need_a_device() -> None:
     config = parse_config('[tasks]\n[[server]]\nmodel = "large"\nbase_url = "http://127.0.0.1:9/v1"\n')
-    with pytest.raises(ConfigError, match=r"tasks: expected a \[device\]"):
+    with pytest.raises(ConfigError, match=r"tasks: only valid with a \[device\]"):
         build_options(config, environ={})
     with pytest.raises(ConfigError, match="regular expressions"):
         ProxyOptions(task_patterns=("(",))

@@ -183,7 +183,7 @@ async def test_a_failure_before_the_first_token_has_a_status(
         (RESPONSES, {"input": "Hi", "previous_response_id": "resp_1"}, "previous_response_id: expected none, got some"),
         (RESPONSES, {"input": "Hi", "tools": [{"type": "web_search"}]}, "tools[0].type: expected function or namespace, got web_search"),
         (RESPONSES, {"input": "Hi", "model": 5}, "model: expected a name, got a number"),
-        (MESSAGES, {**ASKED, "stop_sequences": [""]}, "stop_sequences: expected a text or a list of texts that are not empty"),
+        (MESSAGES, {**ASKED, "stop_sequences": [""]}, "stop_sequences: expected a string or a list of strings that are not empty"),
         (MESSAGES, {**ASKED, "messages": [*HI, {"role": "assistant", "content": "It"}]}, "messages: expected a user's message or a tool's"),
         (MESSAGES, {"messages": HI}, "max_tokens: expected an integer >= 1, got none"),
         (COUNT, {"messages": []}, "messages: expected at least one message, got none"),
@@ -247,7 +247,7 @@ async def test_a_shutdown_ends_streams_with_the_apis_own_error(path: str, body: 
             found = await response.text()
             await stopping
         assert "event: error" in found
-        assert "got a shutdown" in found
+        assert "because of a shutdown" in found
         assert (await proxy.post(path, body))[0] == 503
 
 

@@ -160,7 +160,7 @@ async def test_a_bug_in_mid_stream_is_the_servers_error_without_details(caplog: 
             data = first + await response.content.read()
     parser = MsgpackStreamParser(TokenCodec(engine.info.vocabulary, 1 << 17))
     parser.feed(data)
-    assert "expected to finish the answer, got an internal error" in str(parser.error)
+    assert "can't finish the answer because of an internal error" in str(parser.error)
     assert "131072" not in str(parser.error)
     assert "131072" in caplog.text
 

@@ -224,7 +224,7 @@ async def test_a_frame_from_another_vocabulary_is_refused_with_a_code_of_its_own
     ("frame", "reason"),
     [
         (b"", "expected a header"),
-        (b"XX" + FRAME[2:], "expected it to begin"),
+        (b"XX" + FRAME[2:], "must begin with"),
         (FRAME[:2] + b"\x02" + FRAME[3:], "expected version"),
         (FRAME[:12], "expected a header"),
         (FRAME[:-1], "expected"),

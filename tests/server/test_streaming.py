@@ -151,7 +151,7 @@ async def test_a_bug_in_mid_stream_is_logged_and_told_as_an_event_inside_the_res
         (event,) = parse_events(await response.content.read())
         assert server.service.active == server.service.admission.present == 0
     assert '"content":"one"' in head
-    assert event["error"]["message"] == "server: expected to finish the answer, got an internal error"
+    assert event["error"]["message"] == "server: can't finish the answer because of an internal error"
     assert "secret details" in caplog.text
 
 

@@ -175,7 +175,7 @@ def test_any_text_comes_back_from_its_words(text: str) -> None:
 def test_a_vocabulary_is_finite_and_knows_its_ids() -> None:
     vocabulary = FakeVocabulary(size=2)
     vocabulary.encode("a b")
-    with pytest.raises(EngineError, match="at most 2 different words"):
+    with pytest.raises(EngineError, match="the limit is 2 different words"):
         vocabulary.encode("c")
     with pytest.raises(EngineError, match="expected ids below 2, got 5"):
         vocabulary.decode([1, 5])

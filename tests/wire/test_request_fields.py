@@ -11,7 +11,7 @@ from streamco.wire.request_fields import BODY, FieldError, Fields, decode_fields
 
 @pytest.mark.parametrize(
     ("value", "name"),
-    [(None, "null"), (True, "true or false"), (1, "a number"), (0.5, "a number"), ("x", "a text"), ([], "a list"), ({}, "an object")],
+    [(None, "null"), (True, "true or false"), (1, "a number"), (0.5, "a number"), ("x", "a string"), ([], "a list"), ({}, "an object")],
 )
 def test_a_value_is_called_by_its_type_in_json(value: Any, name: str) -> None:
     assert name_of(value) == name
@@ -20,9 +20,9 @@ def test_a_value_is_called_by_its_type_in_json(value: Any, name: str) -> None:
 @pytest.mark.parametrize(
     ("read", "value", "message"),
     [
-        ("text", 1, "expected a text, got a number"),
-        ("needed_text", None, "expected a text, got none"),
-        ("flag", "yes", "expected true or false, got a text"),
+        ("text", 1, "expected a string, got a number"),
+        ("needed_text", None, "expected a string, got none"),
+        ("flag", "yes", "expected true or false, got a string"),
         ("count", True, "expected an integer >= 1, got true or false"),
         ("count", 1.0, "expected an integer >= 1, got a number"),
         ("count", 0, "expected an integer >= 1, got 0"),
@@ -59,7 +59,7 @@ def test_an_object_that_is_read_whole_keeps_its_nulls() -> None:
 
 
 def test_an_item_that_is_no_object_is_named_by_its_place() -> None:
-    with pytest.raises(FieldError, match=r"^tools\[1\]: expected an object, got a text$"):
+    with pytest.raises(FieldError, match=r"^tools\[1\]: expected an object, got a string$"):
         Fields({"tools": [{}, "x"]}).objects("tools")
 
 

@@ -84,7 +84,7 @@ def test_set_bits_after_the_last_id_are_reported_as_trailing() -> None:
 
 
 def test_a_frame_of_something_else_is_reported_as_such() -> None:
-    with pytest.raises(tokens.TokenVersionError, match=r"expected it to begin with b'TK', got b'da'"):
+    with pytest.raises(tokens.TokenVersionError, match=r"must begin with b'TK', got b'da'"):
         CODEC.decode(b'data: {"choices": []}')
 
 

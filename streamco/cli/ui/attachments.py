@@ -121,7 +121,7 @@ def read_attachment(path: Path) -> Attachment:
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise ConfigError(f"{path}: expected text (UTF-8) or an image (PNG, JPEG, GIF, WebP), got other bytes")
+        raise ConfigError(f"{path}: neither text (UTF-8) nor an image (PNG, JPEG, GIF or WebP)")
     return Attachment(path.name, size, text=text.replace("\r\n", "\n"))
 
 

@@ -61,7 +61,7 @@ class Auto:
                 kinds = "Race(...), Speculate(...) and Split(...)" if is_weighed else "Race(...) and Speculate(...)"
                 raise ConfigError(f"auto: expected {kinds}, one of each, got {', '.join(map(repr, modes))}")
         if "race" in names and any(getattr(mode, "otherwise", None) is not None for mode in modes):
-            raise ConfigError("auto: expected Speculate without otherwise=... beside a Race, which makes all other answers, got both")
+            raise ConfigError("auto: Speculate(otherwise=...) can't be combined with a Race, which makes all other answers")
         self.modes = modes
 
     def __repr__(self) -> str:

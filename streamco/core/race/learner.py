@@ -106,7 +106,7 @@ class CallersPolicy(Struct, frozen=True, tag="own"):
         waits = [wait for wait in (decision.device_wait, decision.server_wait) if wait is not None]
         if not waits or not all(isinstance(wait, int | float) and math.isfinite(wait) and wait >= 0 for wait in waits):
             got = f"{decision.device_wait!r} and {decision.server_wait!r}"
-            raise UsageError(f"policy {self.name}: expected waits of 0 seconds or more, and one of them at least, got {got}")
+            raise UsageError(f"policy {self.name}: expected waits of 0 seconds or more, or None for one of them, got {got}")
         return decision
 
 

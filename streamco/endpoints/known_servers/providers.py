@@ -209,7 +209,7 @@ PROVIDERS: tuple[Provider, ...] = (
         takes_no_limit=True,
         capabilities=_LOCAL,
         tokenize_api="apply-template",
-        source="llama.cpp tools/server/README.md: prompt as token ids, response_format, apply-template and tokenize; -1 is no limit; "
+        source="llama.cpp tools/server/README.md: prompt as token ids, response_format, apply-template and tokenize; -1 means no limit; "
         "continue_final_message since llama.cpp#23012, a last assistant message is continued before that too; tools depend on --jinja, "
         "images on --mmproj, and it says so",
     ),
@@ -225,7 +225,7 @@ PROVIDERS: tuple[Provider, ...] = (
         takes_no_limit=True,
         capabilities=Capabilities(tools=True, json_schema=True),
         source="docs.ollama.com/openai: stream_options, tools and response_format are supported, n is not; max_tokens is num_predict, "
-        "of which docs.ollama.com/modelfile says that -1 is no limit",
+        "of which docs.ollama.com/modelfile says that -1 means no limit",
     ),
     Provider(
         name="streamco",

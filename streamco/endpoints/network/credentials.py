@@ -30,7 +30,7 @@ def check_key(setting: str, key: object) -> None:
     """
     if not isinstance(key, str):
         if not callable(key):
-            raise ConfigError(f"{setting}: expected a text or a function, got {type(key).__name__}")
+            raise ConfigError(f"{setting}: expected a string or a function, got {type(key).__name__}")
     elif not (key.isascii() and key.isprintable() and key == key.strip()):
         raise ConfigError(f"{setting}: expected printable ASCII without blanks around it, got {len(key)} characters that are not")
 
@@ -80,7 +80,7 @@ class ServerKey:
         except Exception as error:
             raise EndpointError(f"expected a key from the function that is {self._setting}, got {shorten(repr(error))}") from error
         if not isinstance(key, str):
-            raise ConfigError(f"{self._setting}: expected a function that returns a text, got one that returns {type(key).__name__}")
+            raise ConfigError(f"{self._setting}: expected a function that returns a string, got one that returns {type(key).__name__}")
         check_key(self._setting, key)
         if key not in self._keys:
             self._keys.append(key)

@@ -48,7 +48,7 @@ def _checked(name: str, setting: str) -> str:
     if not is_right:
         scheme, separator, rest = url.partition("://")
         shown = scheme + separator + rest.rpartition("@")[2]  # a password may contain any characters
-        raise ConfigError(f'{name.upper()}_PROXY: expected a URL like "http://host:3128", got {shown!r}, which is no proxy for HTTP')
+        raise ConfigError(f'{name.upper()}_PROXY: expected a URL like "http://host:3128", got {shown!r}, not a proxy for HTTP')
     return url
 
 

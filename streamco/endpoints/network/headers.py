@@ -65,9 +65,9 @@ def check_header_value(setting: str, value: object) -> None:
         ConfigError: see ``check_headers``.
     """
     if not isinstance(value, str):
-        raise ConfigError(f"{setting}: expected a text, got {type(value).__name__}")
+        raise ConfigError(f"{setting}: expected a string, got {type(value).__name__}")
     if (found := _CONTROL.search(value)) is not None:
-        raise ConfigError(f"{setting}: expected a text in one line, got the control character {found[0]!r} at {found.start()}")
+        raise ConfigError(f"{setting}: expected a string on one line, got the control character {found[0]!r} at {found.start()}")
     check_text(setting, value)
 
 

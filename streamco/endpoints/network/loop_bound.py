@@ -120,7 +120,7 @@ class LoopBound(Generic[StateT]):
         """Drop the state on another loop, which must not be running."""
         check_process(scope.process, self._owner)
         if scope.loop.is_running():
-            text = "expected one event loop at a time, got a second one while the first one runs; make a client for each loop"
+            text = "already in use by another running event loop; make a client for each loop"
             raise ConfigError(f"{self._owner}: {text}")
         if scope.loop.is_closed():
             scope.state.drop()

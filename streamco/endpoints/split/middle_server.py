@@ -141,8 +141,8 @@ def final_error(error: StreamcoError, max_wait: float = 0.0) -> StreamcoError:
     asked = _asked(error)
     later = "" if asked is None else f"; the server asks for {asked:g} s before the next try"
     if is_busy(error):
-        expected = f"expected a split server to have a place within {max_wait:g} s, got them busy with other answers"
-        return EndpointTimeoutError(f"{expected}: {error}{later}", phase="next_token", limit=max_wait)
+        text = f"expected a place at a split server within {max_wait:g} s, got none, because they are busy with other answers"
+        return EndpointTimeoutError(f"{text}: {error}{later}", phase="next_token", limit=max_wait)
     return error if isinstance(error, EndpointError) else EndpointConnectError(f"expected a split server that goes on, got {error}{later}")
 
 

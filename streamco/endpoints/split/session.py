@@ -105,7 +105,7 @@ class ServerSession:
         if self._is_over:
             return
         if self._link.is_closed:
-            self._emit(LinkFailed(StreamClosed("split servers: expected an open client, got a closed one")))
+            self._emit(LinkFailed(StreamClosed("split servers: the client is closed")))
             return
         self._link.add(self)
         self._attempt = command.attempt
@@ -193,9 +193,7 @@ class ServerSession:
         self._link.use(server, connection)
         if not connection.client.has_room:
             limit = connection.client.limits.sessions
-            raise SessionLimitError(
-                f"connection: expected at most {limit} answers at a time, which {server.address.name} allows, got one more"
-            )
+            raise SessionLimitError(f"connection: {server.address.name} allows {limit} answers at a time, and all of them are in use")
         if index != self._server:
             self._server, self._key = index, None
         if self._key is not None:

@@ -193,11 +193,11 @@ class LogprobVerifier(ABC):
             VerifierError: the vocabulary isn't a local model's; a local model is needed to read the same sample as the server.
         """
         if self._is_closed:
-            raise StreamClosed(f"{self._name}: expected an open verifier, got one that was closed")
+            raise StreamClosed(f"{self._name}: the verifier is closed")
         if isinstance(draft, ServedVocabulary):
-            raise VerifierError(f"{self._name}: expected the vocabulary of a model on this machine, got that of another server")
+            raise VerifierError(f"{self._name}: expected the vocabulary of a model on this machine, got the vocabulary of another server")
         if self._draft is not None and self._draft is not draft:
-            raise UsageError(f"{self._name}: expected the draft model that it was started for, got another one")
+            raise UsageError(f"{self._name}: expected the draft model that it was started for, got a different one")
         if self._draft is None:
             self._draft = draft = cast(Engine, draft)
             name, model = f"{self._name}/remote", self._model or "default"
@@ -222,7 +222,7 @@ class LogprobVerifier(ABC):
             UsageError: the verifier wasn't started, or the prompt is empty.
         """
         if self._draft is None or self._is_closed:
-            raise UsageError(f"{self._name}: expected a started verifier, got one that was not started or is closed")
+            raise UsageError(f"{self._name}: the verifier was not started, or is closed")
         if not prompt_ids:
             raise UsageError(f"{self._name}: expected a prompt of at least 1 token, got none")
         session = LogprobSession(self, prompt_ids, emit, rule=rule, top_k=top_k, rng=self._rng)
@@ -284,7 +284,7 @@ class LogprobVerifier(ABC):
 
     def _started(self) -> OpenAIEndpoint:
         if self._remote is None or self._is_closed:
-            raise UsageError(f"{self._name}: expected a started verifier, got one that was not started or is closed")
+            raise UsageError(f"{self._name}: the verifier was not started, or is closed")
         return self._remote
 
     async def _probe(self) -> VerifierFacts:

@@ -196,7 +196,7 @@ class VerifierEndpoint:
             ConfigError: it is in use on another running event loop.
         """
         if self._is_closed:
-            raise StreamClosed(f"{self._name}: expected an open verifier, got one that was closed")
+            raise StreamClosed(f"{self._name}: the verifier is closed")
         connections = self._connections.get()
         if self._draft is not None and self._draft.vocabulary != draft.info.vocabulary:
             if not isinstance(draft, ServedVocabulary) or not connections.is_idle:
@@ -228,7 +228,7 @@ class VerifierEndpoint:
             UsageError: the verifier wasn't started.
         """
         if self._draft is None or self._is_closed:
-            raise UsageError(f"{self._name}: expected a started verifier, got one that was not started or is closed")
+            raise UsageError(f"{self._name}: the verifier was not started, or is closed")
         return await read_prompt(await self._find_reader(), request, vocabulary_size=self._draft.vocabulary_size, within=within)
 
     async def _find_reader(self) -> OpenAIEndpoint:
@@ -276,7 +276,7 @@ class VerifierEndpoint:
             UsageError: the verifier was not started.
         """
         if self._draft is None or self._is_closed:
-            raise UsageError(f"{self._name}: expected a started verifier, got one that was not started or is closed")
+            raise UsageError(f"{self._name}: the verifier was not started, or is closed")
         session = RemoteVerifierSession(
             self,
             name=self._name,
@@ -314,7 +314,7 @@ class VerifierEndpoint:
 
     async def _connect(self, connections: _Connections) -> VerifierConnection[VerifyClient]:
         if self._draft is None or self._codec is None or self._is_closed:
-            raise UsageError(f"{self._name}: expected a started verifier, got one that was not started or is closed")
+            raise UsageError(f"{self._name}: the verifier was not started, or is closed")
         client = VerifyClient(self._codec, self._draft.vocabulary)
         address = VerifierAddress(self._url, self._name, self._token, self._tls or self._system_tls)
         former = connections.connection

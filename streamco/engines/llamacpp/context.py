@@ -135,7 +135,7 @@ class LlamaContext:
         self.abort = AbortFlag()
         self._handle = library.llama_init_from_model(model.handle, parameters)
         if not self._handle:
-            raise EngineError(f"model {model.path.name}: expected memory for a context of {cells} tokens, got none")
+            raise EngineError(f"model {model.path.name}: not enough memory for a context of {cells} tokens")
         self.abort.attach(library, self._handle)
         self._memory = library.llama_get_memory(self._handle)
         if self._tap is not None and not unified:

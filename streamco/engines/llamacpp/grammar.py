@@ -225,5 +225,5 @@ def _guidance() -> Any:
     try:
         import llguidance
     except ImportError as exc:
-        raise ConfigError("response_format: expected the package llguidance (pip install 'streamco[prebuilt]'), got none") from exc
+        raise ConfigError("response_format: needs the package llguidance: pip install 'streamco[prebuilt]'") from exc
     return llguidance

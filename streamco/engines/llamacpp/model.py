@@ -220,7 +220,7 @@ class LlamaModel:
             left_out = template.check()
         except PromptError as exc:
             fault = f"whose chat template can't be used (a prompt without messages needs none): {exc}"
-            logger.warning("model %s: chats are refused, all else works: expected a usable chat template, got %s", self.path, exc)
+            logger.warning("model %s: chats are refused, but all else works, because its chat template can't be used: %s", self.path, exc)
             return None, fault
         if left_out:
             level = logging.WARNING if {"assistant", "system"}.intersection(left_out) else logging.INFO
@@ -264,7 +264,7 @@ class LlamaModel:
         """Keep the model open inside the block. Callers don't wait for each other, because one long text must not delay the others."""
         with self._changed:
             if self.handle is None:
-                raise EngineError(f"model {self.path.name}: expected an open engine, got {self._closed_as or 'a closed one'}")
+                raise EngineError(f"model {self.path.name}: {self._closed_as or 'the engine is closed'}")
             self._readers += 1
         try:
             yield

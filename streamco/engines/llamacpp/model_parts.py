@@ -333,7 +333,7 @@ def open_gguf(path: Path) -> Any:
     try:
         import gguf
     except ImportError as exc:
-        raise ConfigError('model parts: expected the package gguf, got none; install "streamco[split]"') from exc
+        raise ConfigError("model parts: needs the package gguf: pip install 'streamco[split]'") from exc
     check_regular(path)
     try:
         return gguf.GGUFReader(path)

@@ -48,7 +48,7 @@ def open_prebuilt() -> Binding:
     """
     path = find_prebuilt()
     if path is None:
-        raise EngineError(f"llama.cpp: expected the package {PACKAGE}=={VERSION} (pip install 'streamco[prebuilt]'), got none")
+        raise EngineError(f"llama.cpp: needs the package {PACKAGE}=={VERSION}: pip install 'streamco[prebuilt]'")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != _DIGESTS.get((sys.platform, platform.machine())):

@@ -153,12 +153,12 @@ def kept_costs(key: str, measure: Callable[[], MeasuredCosts]) -> Mapping[int, f
     measured = measure()
     costs = measured.seconds
     if trouble := measured.trouble:
-        logger.info("row costs: the machine is busy (%s): they serve this process, and the next start measures them again", trouble)
+        logger.info("row costs: the machine is busy (%s), so these are used in this process only; the next one measures again", trouble)
     elif costs:
         try:
             write_whole(cache_folder("rows") / f"{key}.json", msgspec.json.encode(_Kept(key, costs)))
         except OSError as error:
-            logger.info("row costs: can't be kept, so each process measures them: %s", error)
+            logger.info("row costs: can't be saved, so each process measures them: %s", error)
     return costs
 
 

@@ -154,7 +154,7 @@ class StateContext:
         self.abort = AbortFlag()
         self._handle = library.llama_init_from_model(model.handle, parameters)
         if not self._handle:
-            raise EngineError(f"model {model.path.name}: expected memory for {sequences} x {cells} positions, got none")
+            raise EngineError(f"model {model.path.name}: not enough memory for {sequences} x {cells} positions")
         self.abort.attach(library, self._handle)
         self._memory = library.llama_get_memory(self._handle)
         self.cells = int(library.llama_n_ctx_seq(self._handle))
@@ -215,7 +215,7 @@ class StateContext:
                 found[rows] = np.frombuffer(data, dtype=np.float32).reshape(len(rows), self.width)
                 rows = []
         if not self._tap.is_understood or rows or any(waiting.values()):
-            raise EngineError("states: expected a graph as llama.cpp is known to build it, got another")
+            raise EngineError("states: llama.cpp built its graph in a form that isn't known here")
         return found
 
     def _row_of(self, cell: int, waiting: dict[int, deque[int]]) -> int:
@@ -267,7 +267,7 @@ class HeadContext:
         self._vocabulary_size = model.vocabulary_size
         self._handle = library.llama_init_from_model(model.handle, parameters)
         if not self._handle:
-            raise EngineError(f"model {self._name}: expected memory for a context, got none")
+            raise EngineError(f"model {self._name}: not enough memory for a context")
         self._memory = library.llama_get_memory(self._handle)
         self._batch = StateBatch(library, self._rows, model.info.width)
 

@@ -72,7 +72,7 @@ class Bounds:
         if self._steps > MAX_STEPS:
             raise TemplateBoundError(f"expected at most {MAX_STEPS} turns of loops, got more")
         if perf_counter() > self._until:
-            raise TemplateBoundError(f"expected it to end within {self._seconds:g} s, got more")
+            raise TemplateBoundError(f"expected at most {self._seconds:g} s, got more")
 
     def check_size(self, size: int) -> None:
         """Check the size of a value that is about to be created, and the sum of all sizes.

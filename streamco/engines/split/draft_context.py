@@ -40,7 +40,7 @@ class DraftContext:
         self._vocabulary, self._width, self._name = vocabulary, model.width, model.path.name
         self._handle = library.llama_init_from_model(model.handle, parameters)
         if not self._handle:
-            raise EngineError(f"model {self._name}: expected memory for {sequences} x {cells} positions, got none")
+            raise EngineError(f"model {self._name}: not enough memory for {sequences} x {cells} positions")
         self._memory = library.llama_get_memory(self._handle)
         self.cells = int(library.llama_n_ctx_seq(self._handle))
         self._rows = rows

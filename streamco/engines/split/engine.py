@@ -302,9 +302,9 @@ class SplitEngine:
     def _put(self, arrival: SplitGeneration | Consumer) -> None:
         with self._lock:
             if self._failure is not None:
-                raise EngineError(f"engine: expected a working engine, got one that failed: {self._failure}") from self._failure
+                raise EngineError(f"engine: has failed: {self._failure}") from self._failure
             if self._is_closing:
-                raise EngineError("engine: expected an open engine, got a closed one")
+                raise EngineError("engine: already closed")
             self._inbox.put(arrival)
 
     # The engine's thread

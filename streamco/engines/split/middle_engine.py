@@ -187,9 +187,9 @@ class MiddleEngine:
     def _put(self, item: RowsBatch | Callable[[], None]) -> None:
         with self._lock:
             if self._failure is not None:
-                raise EngineError(f"engine: expected a working engine, got one that failed: {self._failure}") from self._failure
+                raise EngineError(f"engine: has failed: {self._failure}") from self._failure
             if self._closing.is_set():
-                raise EngineError("engine: expected an open engine, got a closed one")
+                raise EngineError("engine: already closed")
             self._inbox.put(item)
 
     def _compute_ones(self, rows: int) -> float:
@@ -251,7 +251,7 @@ class MiddleEngine:
         while not self._inbox.empty():
             item = self._inbox.get()
             if isinstance(item, RowsBatch):
-                item.error = EngineError("engine: expected an open engine, got a closed one")
+                item.error = EngineError("engine: already closed")
                 item.on_end()
 
 

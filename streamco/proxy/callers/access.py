@@ -166,10 +166,10 @@ class CallerAccess:
         request[KEY_NAME] = caller.name
         request[_CALLER] = caller
         if request.path in _OPERATORS and not caller.is_operator:
-            raise RequestError(403, f"{request.path}: expected the key of an operator, because it has the figures of all callers")
+            raise RequestError(403, f"{request.path}: expected the key of an operator, because it shows the figures of all callers")
         if wait:
             self._count(caller.name, "rate exceeded")
-            raise overloaded(f"requests: expected at most {caller.rate} a minute, got one more", wait)
+            raise overloaded(f"requests: the limit is {caller.rate} a minute", wait)
 
     async def usage(self, request: web.Request) -> web.Response:
         """Answer ``GET /streamco/usage`` with the caller's own figures for today.

@@ -200,7 +200,7 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
     """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application & ~0xFF != _APPLICATION:
-        raise ConfigError(f"callers: expected a file that `streamco callers add` has made, got another one at {path}")
+        raise ConfigError(f"callers: expected a file that `streamco callers add` has made, got a different kind of file at {path}")
     if application & 0xFF in _UPGRADES:
         application = _upgrade(connection)
     if application & 0xFF != _VERSION:

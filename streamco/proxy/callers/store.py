@@ -148,7 +148,7 @@ class CallerStore:
                 raise ConfigError(f"callers: expected a name of its own, got {caller.name}, which is there")
             (count,) = _needed_row(connection, "SELECT COUNT(*) FROM callers")
             if count >= MAX_CALLERS:
-                raise ConfigError(f"callers: expected at most {MAX_CALLERS}, got one more")
+                raise ConfigError(f"callers: the limit is {MAX_CALLERS}")
             connection.execute(
                 f"INSERT INTO callers (key_hash, {_CALLER}) VALUES (?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - names of columns
                 (key_hash, *_values(caller)),

@@ -40,7 +40,7 @@ class ApiKey(Struct, frozen=True):
         if not _NAME.fullmatch(self.name):
             raise ConfigError(f"api_keys: expected a name of 1 to 64 letters, digits, dots, dashes or underscores, got {self.name!r}")
         if self.key == "":
-            raise ConfigError("api_key: expected a key, got an empty text")
+            raise ConfigError("api_key: expected a key, got an empty string")
         if not (self.key.isascii() and self.key.isprintable() and self.key.strip() == self.key):
             raise ConfigError("api_key: expected printable ASCII that a header can carry, got other characters or spaces around it")
 

@@ -92,4 +92,4 @@ class EventStream:
         except TimeoutError as error:
             if self.request.transport is not None:
                 self.request.transport.abort()
-            raise ConnectionAbortedError(f"reader: expected it to read within {self._timeout:g} s") from error
+            raise ConnectionAbortedError(f"reader: has read nothing for {self._timeout:g} s") from error

@@ -233,7 +233,7 @@ class RequestAdmission:
     def check_open(self) -> None:
         """Raise 503 once the server is shutting down."""
         if self._is_closed:
-            raise RequestError(503, "server: expected it to run, got a shutdown", code="shutdown", headers={"Retry-After": "5"})
+            raise RequestError(503, "server: is shutting down", code="shutdown", headers={"Retry-After": "5"})
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
@@ -244,7 +244,7 @@ class RequestAdmission:
         """
         self.check_open()
         if self._present >= self._max_streams:
-            raise overloaded(f"requests: expected at most {self._max_streams} at once, got one more", self._wait)
+            raise overloaded(f"requests: the limit of {self._max_streams} at once is reached", self._wait)
         self._present += 1
         try:
             yield

@@ -53,7 +53,7 @@ class ListenOptions(Options, frozen=True, kw_only=True):
         if ANY_ORIGIN in self.cors and not self.has_key:
             raise ConfigError("cors: expected an api key with *, got none: every web page could use this server")
         if self.tls_key is not None and self.tls_cert is None:
-            raise ConfigError("tls_key: expected a tls_cert with it, got none")
+            raise ConfigError("tls_key: only valid with a tls_cert")
 
     @property
     def keys(self) -> tuple[ApiKey, ...]:

@@ -65,13 +65,13 @@ class AddressLimits:
         if len(faults) >= limit and faults[-limit] + _MINUTE > now:
             return f"faults: expected fewer than {limit} a minute, got {len(faults)}", faults[-limit] + _MINUTE - now
         if self._total >= self._max_connections:
-            return f"connections: expected at most {self._max_connections}, got one more", 1.0
+            return f"connections: the limit is {self._max_connections}", 1.0
         if source.key is None and self._keyless >= self._max_keyless:
-            return f"connections: expected at most {self._max_keyless} without a key in the header, got one more", 1.0
+            return f"connections: the limit is {self._max_keyless} without a key in the header", 1.0
         for group, share in _groups(source):
             limit = max(1, int(self._max_each * share))
             if self._present[group] >= limit:
-                return f"connections: expected at most {limit} from {_described(group)}, got one more", 1.0
+                return f"connections: the limit is {limit} from {_described(group)}", 1.0
         return None
 
     def join(self, source: Source) -> None:

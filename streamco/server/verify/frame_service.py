@@ -186,7 +186,7 @@ class FrameService(ABC, Generic[ServerT]):
 
     def _check(self, request: web.Request) -> None:
         if self.is_stopping:
-            raise RequestError(503, "server: expected it to run, got a shutdown", code="shutdown", headers={"Retry-After": "5"})
+            raise RequestError(503, "server: is shutting down", code="shutdown", headers={"Retry-After": "5"})
         if request.headers.get("Upgrade", "").lower() != "websocket":
             raise RequestError(426, f"{PATH}: expected a WebSocket, got a plain request", headers={"Upgrade": "websocket"})
         offered = {each.strip() for each in request.headers.get("Sec-WebSocket-Protocol", "").split(",")}
@@ -275,7 +275,7 @@ class DeviceConnection(Generic[ServerT]):
 
     def stop(self) -> None:
         """Tell the client that the service ends."""
-        self.server.refuse(ShuttingDownError("server: expected it to run, got a shutdown"))
+        self.server.refuse(ShuttingDownError("server: is shutting down"))
         self.flush()
 
     async def _read(self, manager: SessionHost) -> None:
@@ -343,7 +343,7 @@ class DeviceConnection(Generic[ServerT]):
             async with PeerTimeout(self._service.options.write_timeout):
                 await self._socket.send_bytes(message)
         except TimeoutError:
-            logger.info("a device that doesn't read was dropped")
+            logger.info("dropped a device that had stopped reading")
             if self._request.transport is not None:
                 self._request.transport.abort()
             return False

@@ -191,7 +191,7 @@ class HostedSessions(MachineDriver[SchedulerEvent, SchedulerCommand], Generic[Se
         if sum((session.peer, session.owner) == source for session in self._sessions.values()) < max_sessions:
             return True
         self.stats.record_refusal("address limit")
-        message = f"session {number}: expected at most {max_sessions} from one address, got one more"
+        message = f"session {number}: the limit is {max_sessions} sessions from one address"
         connection.server.refuse(OverloadedError(message, session=number, retry_after=_ADDRESS_RETRY))
         connection.flush()
         return False
@@ -212,7 +212,7 @@ class HostedSessions(MachineDriver[SchedulerEvent, SchedulerCommand], Generic[Se
     def _take_over(self, session: SessionT, connection: ConnectionT, number: int) -> None:
         """Give a session to the connection that resumes it."""
         if session.connection is not None:
-            message = f"session {session.number}: expected one connection for it, got another that resumes it"
+            message = f"session {session.number}: resumed by another connection"
             session.connection.server.refuse(EvictedError(message, session=session.number))
             session.connection.flush()
             self._detach(session)
@@ -343,4 +343,4 @@ def refusal_for(reason: str, number: int, round_number: int | None, retry_after:
     """Return the error that tells a client about the scheduler's refusal of a session, or of a round if a round number is given."""
     error = _ERRORS[reason]
     what = f"session {number}" if round_number is None else f"session {number}, round {round_number}"
-    return error(f"{what}: expected to be taken, got {reason}", session=number, round_number=round_number, retry_after=retry_after)
+    return error(f"{what}: refused: {reason}", session=number, round_number=round_number, retry_after=retry_after)

@@ -47,7 +47,7 @@ class VerifyOptions(Options, frozen=True, kw_only=True):
         if self.policy not in get_args(VerifyPolicy):
             raise ConfigError(f"verify: policy: expected {', '.join(get_args(VerifyPolicy))}, got {self.policy!r}")
         if self.room is not None and self.policy != "mixed":
-            raise ConfigError(f"verify: room: expected policy mixed beside it, got {self.policy}")
+            raise ConfigError(f"verify: room: only valid with policy mixed, got policy {self.policy}")
         if self.room is not None and self.room < MIN_ROOM:
             raise ConfigError(f"verify: room: expected at least {MIN_ROOM} rows, got {self.room}")
         if self.frame_bytes < _MIN_FRAME_BYTES:

@@ -47,7 +47,7 @@ from streamco.wire.verify.topk import TopK
 __all__ = ["Connection", "SessionManager", "make_scheduler"]
 
 _CPU_STEP = LinearStep(setup=0.01, per_token=0.003)  # used until batches are measured; only the ratio matters, and it may be wrong
-_OTHER_TEXT = "the hash of the tokens that are here, got that of others: open it again"
+_OTHER_TEXT = "the hash of the tokens that are held here, got a different one: open it again"
 _MICROSECONDS = 1_000_000
 _MAX_MICROSECONDS = (1 << 32) - 1
 

@@ -21,7 +21,7 @@ T = TypeVar("T", bound=Struct)
 NAMES: Mapping[object, str] = {
     int: "a whole number",
     float: "a number",
-    str: "a text",
+    str: "a string",
     bool: "true or false",
     type(None): "nothing",
     Any: "a value",
@@ -166,5 +166,5 @@ def _show(value: object) -> str:
 
 def _note_on_exponents(value: object) -> str:
     if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
-        return "; YAML takes it for a text without a point and a sign, as in 1.0e+3"
+        return "; YAML takes it for a string without a point and a sign, as in 1.0e+3"
     return ""

@@ -45,7 +45,7 @@ def check_matplotlib() -> None:
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
-        raise ConfigError("simulate: expected the package matplotlib, got none: pip install 'streamco[sim]'")
+        raise ConfigError("simulate: needs the package matplotlib: pip install 'streamco[sim]'")
 
 
 def draw_plots(experiment: Experiment, points: Sequence[Point], folder: Path) -> list[Path]:

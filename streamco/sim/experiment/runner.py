@@ -75,7 +75,7 @@ def _outcomes(left: dict[str, Scenario], *, jobs: int, dask: str | None) -> Gene
             yield from _hand_out(left, executor, slots, pressed)
     except BrokenProcessPool as error:
         raise StreamcoError(
-            "simulate: expected every process to live, one was ended by the system, perhaps for its memory: try fewer --jobs; "
+            "simulate: a process was ended by the system, perhaps because it took too much memory: try fewer --jobs; "
             "the same command goes on with what is missing"
         ) from error
 
@@ -211,7 +211,7 @@ def _cluster(address: str) -> Iterator[tuple[Executor, int, list[int]]]:
     try:
         distributed: Any = import_module("distributed")  # has no types
     except ModuleNotFoundError as error:
-        raise ConfigError("--dask: expected the package distributed, got none: pip install distributed") from error
+        raise ConfigError("--dask: needs the package distributed: pip install distributed") from error
     try:
         client = distributed.Client(address)
     except (OSError, ValueError) as error:

@@ -164,7 +164,7 @@ def load_kind(location: str) -> Kind:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "streamco":
             raise
-        raise ConfigError(f"simulate: expected the package {error.name}, got none: pip install 'streamco[sim]'") from error
+        raise ConfigError(f"simulate: needs the package {error.name}: pip install 'streamco[sim]'") from error
     return kind
 
 

@@ -62,7 +62,7 @@ def read_document(path: Path) -> Document:
     try:
         yaml: Any = import_module("yaml")  # it has no type hints
     except ModuleNotFoundError as error:
-        raise ConfigError("simulate: expected the package PyYAML, got none: pip install 'streamco[sim]'") from error
+        raise ConfigError("simulate: needs the package PyYAML: pip install 'streamco[sim]'") from error
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(MAX_CHARACTERS + 1)
@@ -83,7 +83,7 @@ def read_document(path: Path) -> Document:
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
         location = f", line {mark.line + 1}" if mark is not None else ""
-        hint = "; a text with one of , : ? # in it needs quotes" if "expected" in problem or "not allowed here" in problem else ""
+        hint = "; a string with one of , : ? # in it needs quotes" if "expected" in problem or "not allowed here" in problem else ""
         raise ConfigError(f"{path}{location}: expected YAML, got {problem}{hint}") from error
     return Document(path, data, lines)
 
@@ -138,10 +138,10 @@ def _lines_of(node: Any, location: Location, path: Path, above: tuple[Any, ...])
         for key, child in node.value:
             key_line = key.start_mark.line + 1
             if key.id != "scalar":
-                raise ConfigError(f"{_place(path, key_line, location)}: expected texts as keys, got a {key.id}")
+                raise ConfigError(f"{_place(path, key_line, location)}: expected strings as keys, got a {key.id}")
             name = str(key.value)
             if name in seen:
-                raise ConfigError(f"{_place(path, key_line, (*location, name))}: expected each key once, got it again")
+                raise ConfigError(f"{_place(path, key_line, (*location, name))}: this key is given twice")
             seen.add(name)
             for inner, found in _lines_of(child, (*location, name), path, (*above, node)):
                 yield inner, key_line if inner == (*location, name) else found

@@ -88,7 +88,7 @@ class ServerPool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         _check_sizes("server_pools", self.share, self.count)
         if self.draft_model is not None and self.gpu is None:
-            raise ConfigError("server_pools: draft_model: expected model and gpu beside it, got none")
+            raise ConfigError("server_pools: draft_model: only valid with model and gpu")
         if self.step_times is not None and self.row_costs_ms:
             raise ConfigError("server_pools: expected either step_times or row_costs_ms, got both")
         _check_hardware("server_pools", self.model, self.gpu, "row_costs_ms or step_times", self.step_times or self.row_costs_ms or None)

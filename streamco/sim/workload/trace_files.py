@@ -133,7 +133,7 @@ def _row(line: _TraceLine) -> TraceRow:
     if ranks and ranks.translate(_IS_ACCEPTED.ljust(256, b"\0")) != accepted:
         raise ConfigError("ranks: expected 0 where acceptance_seq has 1 and nowhere else, got something else")
     if line.runners_up and not line.confidences:
-        raise ConfigError("runners_up: expected confidences beside them, got none")
+        raise ConfigError("runners_up: only valid with confidences")
     if any(map(operator.gt, line.runners_up, line.confidences)):
         raise ConfigError("runners_up: expected no more than confidences has there, got more")
     attention = bytes.fromhex(line.attention)

@@ -136,7 +136,7 @@ class ArrivalOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if len(given) != 1:
             raise ConfigError(f"arrivals: expected trace or one of poisson_per_s, azure and closed, got {', '.join(given) or 'none'}")
         if self.rate_scale != 1.0 and self.azure is None:
-            raise ConfigError(f"arrivals: rate_scale: expected azure beside it, got {given[0]}")
+            raise ConfigError(f"arrivals: rate_scale: only valid with azure, got {given[0]}")
 
     def times(self, rng: Random) -> Iterator[float]:
         """Return an endless iterator over arrivals in seconds.
@@ -199,7 +199,7 @@ class WorkloadOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def _check_horizon(self, horizon: float) -> None:
         if self.arrivals == "trace" or self.in_flight is not None:
-            raise ConfigError("workload: horizon_s: expected arrivals poisson_per_s or azure beside it, got others")
+            raise ConfigError("workload: horizon_s: only valid with arrivals poisson_per_s or azure")
         if self.warm_up_s >= horizon:
             raise ConfigError(f"workload: warm_up_s: expected less than the horizon, {horizon:g} s, got {self.warm_up_s:g}")
 

@@ -69,7 +69,7 @@ def referenced_tools(messages: Any) -> set[str]:
 
 def _blocks(value: Any, where: str) -> list[Fields]:
     if not isinstance(value, list):
-        raise FieldError(where, f"expected a text or a list of blocks, got {'none' if value is None else name_of(value)}")
+        raise FieldError(where, f"expected a string or a list of blocks, got {'none' if value is None else name_of(value)}")
     return [Fields(each, f"{where}[{index}]") for index, each in enumerate(value)]
 
 

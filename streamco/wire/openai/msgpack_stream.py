@@ -182,7 +182,7 @@ class MsgpackStreamParser(AnswerParser):
         packed = b"" if self._checksum is None else checked[:-_CHECKSUM_BYTES]
         if self._checksum is not None and self._checksum.add(text, packed, reason) != checked[-_CHECKSUM_BYTES:]:
             raise EndpointProtocolError(
-                "expected a piece with the checksum of its text and ids, got another: bytes were changed on the way"
+                "expected a piece with the checksum of its text and ids, got a different checksum: bytes were changed on the way"
             )
         if not (text or packed or reason):
             return

@@ -45,7 +45,7 @@ def read_input(value: Any, instructions: str | None, names: NamespacedNames | No
         case []:
             raise FieldError("input", "expected at least one item, got none")
         case _:
-            raise FieldError("input", f"expected a text or a list of items, got {'none' if value is None else name_of(value)}")
+            raise FieldError("input", f"expected a string or a list of items, got {'none' if value is None else name_of(value)}")
     keep_open_reasoning(conversation.messages)
     return place_images(conversation.messages)
 
@@ -120,7 +120,7 @@ def _join(earlier: Json, later: Json) -> None:
 
 def _parts(value: Any, where: str) -> list[Fields]:
     if not isinstance(value, list):
-        raise FieldError(where, f"expected a text or a list of parts, got {'none' if value is None else name_of(value)}")
+        raise FieldError(where, f"expected a string or a list of parts, got {'none' if value is None else name_of(value)}")
     return [Fields(each, f"{where}[{index}]") for index, each in enumerate(value)]
 
 

@@ -157,7 +157,7 @@ def _functions(tool: Fields, names: NamespacedNames) -> list[Json]:
         raise FieldError(tool.where("type"), f"expected function or namespace, got {kind[:100]}", code="unsupported_parameter")
     namespace, about = tool.needed_text("name"), tool.text("description")
     if not namespace:
-        raise FieldError(tool.where("name"), "expected the namespace's name, got an empty text")
+        raise FieldError(tool.where("name"), "expected the namespace's name, got an empty string")
     made: list[Json] = []
     for inner in tool.objects("tools"):
         if (kind := inner.needed_text("type")) != "function":
@@ -200,5 +200,5 @@ def _read_include(fields: Fields, chat: Json, echo: Json) -> None:
     echo["top_logprobs"] = top or 0
     if top:
         if "logprobs" not in chat:
-            raise FieldError("top_logprobs", f"expected {_LOGPROBS} in include with it, got none")
+            raise FieldError("top_logprobs", f"only valid with {_LOGPROBS} in include")
         chat["top_logprobs"] = top

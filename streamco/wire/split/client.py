@@ -129,7 +129,7 @@ class SplitClient(ClientEnd[SplitCodec, SplitServerFrame, SplitWelcome, _RowsSes
             where = f"position {state.length}" if state.rounds else f"a position of at most {state.length}"
             raise UsageError(f"session {session}: expected {where}, got {position}")
         if len(state.rounds) >= self.limits.rounds:
-            raise UsageError(f"session {session}: expected at most {self.limits.rounds} unanswered rounds, got one more")
+            raise UsageError(f"session {session}: the limit is {self.limits.rounds} unanswered rounds")
         rows = Rows(session, state.last_round + 1, position, wanted, form, states)
         self._queue(rows)
         state.last_round, state.length = rows.round_number, rows.end
@@ -192,7 +192,7 @@ class SplitClient(ClientEnd[SplitCodec, SplitServerFrame, SplitWelcome, _RowsSes
         if state is None:
             return None
         if not state.is_resuming:
-            raise UnexpectedFrameError(f"session {frame.session}: expected to be resumed once, got it again", session=frame.session)
+            raise UnexpectedFrameError(f"session {frame.session}: resumed by the server without being asked to", session=frame.session)
         if frame.length > self.limits.context_rows:
             message = f"session {frame.session}: expected at most {self.limits.context_rows} positions, got {frame.length}"
             raise MalformedFrameError(message, session=frame.session)

@@ -194,7 +194,7 @@ class SplitServer(ServerEnd[SplitCodec, SplitClientFrame]):
             case Close():
                 return frame if self._sessions.pop(frame.session, None) is not None else None
             case SplitHello():
-                raise UnexpectedFrameError("hello: expected one a connection, got another")
+                raise UnexpectedFrameError("hello: expected one per connection, got a second one")
             case _ as never:
                 assert_never(never)
         return frame
@@ -227,7 +227,7 @@ class SplitServer(ServerEnd[SplitCodec, SplitClientFrame]):
         self._last = number
         limit = self.codec.limits.sessions
         if len(self._sessions) >= limit:
-            raise SessionLimitError(f"session {number}: expected at most {limit} at once, got one more", session=number)
+            raise SessionLimitError(f"session {number}: the limit is {limit} sessions at once", session=number)
         self._sessions[number] = _ServerSession(length)
 
     def _begin_round(self, rows: Rows) -> None:
@@ -235,7 +235,7 @@ class SplitServer(ServerEnd[SplitCodec, SplitClientFrame]):
         number, where = rows.session, {"session": rows.session, "round_number": rows.round_number}
         session = self._sessions.get(number)
         if session is None:
-            raise UnknownSessionError(f"session {number}: expected one that is open, got none", session=number)
+            raise UnknownSessionError(f"session {number}: is not open", session=number)
         if session.length is None:
             raise UnexpectedFrameError(f"session {number}: expected nothing before it is resumed, got rows", **where)
         if rows.round_number <= session.last_round:
@@ -243,7 +243,7 @@ class SplitServer(ServerEnd[SplitCodec, SplitClientFrame]):
         most = self.codec.limits.rounds
         if session.rounds and (rows.position != session.length or len(session.rounds) >= most):
             expected = f"at most {most} unanswered rounds, each where the one before ends (position {session.length})"
-            raise StaleRoundError(f"session {number}: expected {expected}, got one more at {rows.position}", **where)
+            raise StaleRoundError(f"session {number}: expected {expected}, got another one at {rows.position}", **where)
         if rows.position > session.length:
             raise WrongBaseError(f"session {number}: expected a position of at most {session.length}, got {rows.position}", **where)
         if rows.end > self.codec.limits.context_rows:

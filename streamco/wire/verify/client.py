@@ -152,7 +152,7 @@ class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _DraftSession]):
         if draft is None or not 0 <= accepted <= len(draft.pending):
             raise UsageError(f"session {session}: expected a pending round of at least {accepted} tokens, got none")
         if len(state.follows) >= MAX_FOLLOWS or any((each.accepted, each.token) == (accepted, token) for each in state.follows):
-            raise UsageError(f"session {session}: expected at most {MAX_FOLLOWS} drafts ahead, each for another verdict, got one more")
+            raise UsageError(f"session {session}: the limit is {MAX_FOLLOWS} drafts ahead, each for a different verdict")
         number = state.last_round + 1
         follow = Follow(session, number, draft.round_number, accepted, token, tuple(ids), tuple(rows), tuple(parents))
         self._queue(follow)
@@ -211,7 +211,7 @@ class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _DraftSession]):
             return None
         ids = state.resumed_with
         if not state.is_resuming or frame.base > len(ids):
-            message = f"session {frame.session}: expected to be resumed once, at {len(ids)} tokens at most, got {frame.base}"
+            message = f"session {frame.session}: expected one resumption, of {len(ids)} tokens at most, got one of {frame.base}"
             raise UnexpectedFrameError(message, session=frame.session)
         if prefix_hash(ids[: frame.base]) != frame.prefix:
             self.close(frame.session)

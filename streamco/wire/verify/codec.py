@@ -247,8 +247,8 @@ def raise_malformed(what: str, error: Exception) -> NoReturn:
         MalformedFrameError: always.
     """
     if isinstance(error, RecursionError):
-        raise MalformedFrameError(f"{what}: expected arrays of little depth, got deeper ones") from None
+        raise MalformedFrameError(f"{what}: arrays are nested too deeply") from None
     if isinstance(error, UnicodeDecodeError):
-        raise MalformedFrameError(f"{what}: expected text in UTF-8, got bytes that are none") from None
+        raise MalformedFrameError(f"{what}: expected text in UTF-8, got bytes that aren't valid UTF-8") from None
     text = str(error)
     raise MalformedFrameError(f"{what}: {text[:1].lower()}{text[1:]}") from None

@@ -144,7 +144,7 @@ class ClientEnd(ABC, Generic[CodecT, FrameT, WelcomeT, SessionT]):
     def _check_server(self, frame: WelcomeT) -> None:
         """Check that a welcome is the first one, and has a supported version."""
         if self.welcome is not None:
-            raise UnexpectedFrameError("welcome: expected one a connection, got another")
+            raise UnexpectedFrameError("welcome: expected one per connection, got a second one")
         first, last = self._versions
         if not first <= frame.version <= last:
             raise VersionError(f"welcome: expected a version from {first} to {last}, got {frame.version}")
@@ -159,7 +159,7 @@ class ClientEnd(ABC, Generic[CodecT, FrameT, WelcomeT, SessionT]):
         if state is None:
             return None
         if state.is_opened or state.is_resuming:
-            raise UnexpectedFrameError(f"session {frame.session}: expected to be opened once, got it again", session=frame.session)
+            raise UnexpectedFrameError(f"session {frame.session}: opened, but it was open or being resumed", session=frame.session)
         state.is_opened = True
         return frame
 
@@ -207,7 +207,7 @@ class ClientEnd(ABC, Generic[CodecT, FrameT, WelcomeT, SessionT]):
     def _find(self, session: int) -> SessionT:
         state = self._sessions.get(session)
         if state is None:
-            raise UsageError(f"session {session}: expected one that is open, got none")
+            raise UsageError(f"session {session}: is not open")
         return state
 
     def _find_resumed(self, session: int) -> SessionT:

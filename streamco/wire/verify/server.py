@@ -144,7 +144,7 @@ class ServerSessions:
         if frame.after != session.draft.round_number:
             return None  # it was sent ahead of a refused round's verdict
         if len(session.follows) >= MAX_FOLLOWS:
-            message = f"session {number}: expected at most {MAX_FOLLOWS} drafts ahead of a verdict, got one more"
+            message = f"session {number}: the limit is {MAX_FOLLOWS} drafts ahead of a verdict"
             raise FrameSizeError(message, session=number, round_number=round_number)
         session.follows.append(frame if session.rule.kind is RuleKind.SAMPLE else replace(frame, rows=()))  # other rules need no rows
         return None
@@ -191,13 +191,13 @@ class ServerSessions:
             raise SessionNumberError(f"session {number}: expected a number above {self._last}, the last one's")
         self._last = number
         if len(self._by_number) >= self._limits.sessions:
-            raise SessionLimitError(f"session {number}: expected at most {self._limits.sessions} at once, got one more", session=number)
+            raise SessionLimitError(f"session {number}: the limit is {self._limits.sessions} sessions at once", session=number)
 
     def _find(self, number: int, round_number: int | None) -> tuple[_ServerSession, int]:
         """Return an open session and the length of its context."""
         session = self._by_number.get(number)
         if session is None:
-            raise UnknownSessionError(f"session {number}: expected one that is open, got none", session=number)
+            raise UnknownSessionError(f"session {number}: is not open", session=number)
         if session.length is None:
             message = f"session {number}: expected nothing before it is resumed, got a frame"
             raise UnexpectedFrameError(message, session=number, round_number=round_number)
@@ -346,7 +346,7 @@ class VerifyServer(ServerEnd[VerifyCodec, AcceptedFrame]):
             case Close():
                 return frame if self._sessions.end(frame.session) else None
             case Hello():
-                raise UnexpectedFrameError("hello: expected one a connection, got another")
+                raise UnexpectedFrameError("hello: expected one per connection, got a second one")
             case _ as never:
                 assert_never(never)
         return frame

@@ -78,10 +78,10 @@ def test_what_cannot_be_sent_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a file, got something else"):
         read_attachment(Path("/dev/zero"))
     (tmp_path / "a.bin").write_bytes(b"\xff\xfe\0")
-    with pytest.raises(ConfigError, match=r"a\.bin: expected text \(UTF-8\) or an image"):
+    with pytest.raises(ConfigError, match=r"a\.bin: neither text \(UTF-8\) nor an image"):
         read_attachment(tmp_path / "a.bin")
     (tmp_path / "nul.txt").write_bytes(b"a\0b")
-    with pytest.raises(ConfigError, match="expected text"):
+    with pytest.raises(ConfigError, match="neither text"):
         read_attachment(tmp_path / "nul.txt")
     with pytest.raises(ConfigError, match="expected a file, got nothing there"):
         parse_typed(f"{TYPED_AT}~nosuchuser/file")

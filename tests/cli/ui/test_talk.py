@@ -122,7 +122,7 @@ def test_half_of_the_cores_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_no_device_and_no_server_is_nobody() -> None:
     assert chat.make_device(arguments("--no-device")) is None
-    with pytest.raises(ConfigError, match="--no-device: expected --server MODEL beside it, got none"):
+    with pytest.raises(ConfigError, match="--no-device: only valid with --server MODEL"):
         chat.make_server(arguments("--no-device"))
 
 
@@ -152,9 +152,9 @@ def test_a_device_may_be_a_server_at_a_url() -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("--device", "m.gguf", "--device-model", "m"), "--device-model: expected --device URL beside it"),
-        (("--device-model", "m"), "--device-model: expected --device URL beside it"),
-        (("--device", "http://127.0.0.1:1", "--threads", "2"), "--threads: expected none with --device URL"),
+        (("--device", "m.gguf", "--device-model", "m"), "--device-model: only valid with --device URL"),
+        (("--device-model", "m"), "--device-model: only valid with --device URL"),
+        (("--device", "http://127.0.0.1:1", "--threads", "2"), "--threads: can't be combined with --device URL"),
         (("--device", "http://127.0.0.1:1", "--server", "m", "--mode", "auto"), "--mode auto: expected --device PATH"),
         (("--device", "http://127.0.0.1:1", "--verifier", "ws://127.0.0.1:1", "--mode", "speculate"), "--verifier: expected --device PATH"),
     ],

@@ -80,7 +80,7 @@ async def test_a_text_is_the_key_of_all_requests() -> None:
 
 @pytest.mark.parametrize("given", [b"sk-1", 5, ["sk-1"], {"key": "sk-1"}, pydantic.SecretStr("sk-1")])
 def test_another_type_is_named_and_not_shown(given: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"^token: expected a text or a function, got {type(given).__name__}$"):
+    with pytest.raises(ConfigError, match=rf"^token: expected a string or a function, got {type(given).__name__}$"):
         ServerKey(given, setting="token")
 
 
@@ -94,7 +94,7 @@ async def test_what_no_header_can_carry_is_refused_without_being_shown(given: st
 
 @pytest.mark.parametrize("found", [None, 5, b"sk-secret", pydantic.SecretStr("sk-secret")])
 async def test_a_function_that_gives_no_text_is_a_wrong_setting(found: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^api_key: expected a function that returns a text, got one that returns"):
+    with pytest.raises(ConfigError, match=r"^api_key: expected a function that returns a string, got one that returns"):
         await ServerKey(lambda: found).read()
 
 

@@ -125,7 +125,7 @@ def test_two_loops_that_run_are_a_mistake_of_the_caller() -> None:
     thing = bound()
     with loop_thread() as there:
         state = there.run(use(thing))
-        with pytest.raises(ConfigError, match=r"^thing: expected one event loop at a time, .*; make a client for each loop$"):
+        with pytest.raises(ConfigError, match=r"^thing: already in use by another running event loop; make a client for each loop$"):
             asyncio.run(use(thing))
         assert there.run(use(thing)) is state
     assert asyncio.run(use(thing)) is not state, "the other loop has ended"

@@ -61,7 +61,7 @@ def test_a_busy_server_is_one_that_is_there_and_has_no_place(error: StreamcoErro
 def test_the_last_error_says_what_the_server_asked_for_and_how_long_was_waited() -> None:
     full = final_error(OverloadedError("full", retry_after=2.5), 45.0)
     assert isinstance(full, EndpointTimeoutError)
-    expected = "expected a split server to have a place within 45 s, got them busy with other answers: full"
+    expected = "expected a place at a split server within 45 s, got none, because they are busy with other answers: full"
     assert str(full) == f"{expected}; the server asks for 2.5 s before the next try"
     gone = final_error(EvictedError("evicted"))
     assert isinstance(gone, EndpointConnectError)

@@ -106,7 +106,7 @@ async def test_a_server_that_stays_too_busy_ends_the_answer_after_the_longest_wa
         event = await device.end
         assert isinstance(event, LinkFailed)
         assert isinstance(event.error, EndpointTimeoutError)
-        assert "within 0.5 s, got them busy with other answers" in str(event.error)
+        assert "within 0.5 s, got none, because they are busy with other answers" in str(event.error)
         assert "overloaded" in str(event.error)
         assert overloads(server) > 3
         await device.link.aclose()
@@ -237,7 +237,7 @@ async def test_an_answer_that_waits_too_long_for_a_place_says_so_and_the_next_on
         answers = Answers(link, 2)
         await settled(lambda: bool(answers.errors))
         assert isinstance(answers.errors[0], EndpointTimeoutError)
-        assert "expected a split server to have a place within 0.2 s, got them busy with other answers" in str(answers.errors[0])
+        assert "expected a place at a split server within 0.2 s, got none, because they are busy" in str(answers.errors[0])
         answers.end(0)
         later = Answers(link, 1)
         await later.are_done(0)
@@ -407,7 +407,7 @@ async def test_two_servers_that_refuse_the_rows_end_the_answer_after_the_longest
         device = Device(server.url, other.url, rows=40, patience=60.0, max_wait=3.0)
         end = await device.end
         assert isinstance(end, LinkFailed)
-        assert "within 3 s, got them busy with other answers" in str(end.error)
+        assert "within 3 s, got none, because they are busy with other answers" in str(end.error)
         assert overloads(server) > 1
         assert overloads(other) > 1
         await device.link.aclose()
@@ -453,5 +453,5 @@ async def test_an_error_names_the_server_that_allows_no_more_sessions() -> None:
         await answers.are_done(0, 1)
         surplus = Answers(link, 1)
         await settled(lambda: bool(surplus.errors))
-        assert f"which {link.servers[1].address.name} allows" in str(surplus.errors[0])
+        assert f"{link.servers[1].address.name} allows 1 answers at a time" in str(surplus.errors[0])
         await link.aclose()

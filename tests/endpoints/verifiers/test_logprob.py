@@ -363,7 +363,7 @@ async def test_order_is_kept_to(bench: Bench) -> None:
     assert verifier.remote is None
     await verifier.start(bench.engine)
     await verifier.start(bench.engine)
-    with pytest.raises(UsageError, match="another one"):
+    with pytest.raises(UsageError, match="a different one"):
         await verifier.start(an_engine())
     with pytest.raises(UsageError, match="prompt"):
         verifier.open((), lambda event: None, rule=Rule())

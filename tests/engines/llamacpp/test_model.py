@@ -93,9 +93,9 @@ def test_a_closed_model_answers_with_an_error(model: LlamaModel) -> None:
     loaded = LlamaModel(model.path, repack=False)
     loaded.close()
     loaded.close()
-    with pytest.raises(EngineError, match="expected an open engine"):
+    with pytest.raises(EngineError, match="the engine is closed"):
         loaded.tokenize("hi")
-    with pytest.raises(EngineError, match="expected an open engine"):
+    with pytest.raises(EngineError, match="the engine is closed"):
         loaded.token_bytes(5)
 
 
@@ -185,5 +185,5 @@ def test_one_long_text_holds_up_no_other_and_closing_waits_for_it(model: LlamaMo
     closing.join()
     long.join()
     assert results == [model.tokenize("long")]
-    with pytest.raises(EngineError, match="expected an open engine"):
+    with pytest.raises(EngineError, match="the engine is closed"):
         opened.tokenize("short")

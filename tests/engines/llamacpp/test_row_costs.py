@@ -183,4 +183,4 @@ def test_without_a_cache_they_are_measured_each_time(tmp_path: Path, caplog: pyt
     with caplog.at_level(logging.INFO, "streamco.engine"):
         assert kept_costs("one", steady) == COSTS
         assert kept_costs("one", lambda: MeasuredCosts({1: 3.0}, 1.0)) == {1: 3.0}
-    assert "can't be kept" in caplog.text
+    assert "can't be saved" in caplog.text

@@ -218,7 +218,7 @@ async def test_a_server_without_a_known_price_is_refused_at_the_start(path: Path
 async def test_answers_that_no_budget_would_pay_are_refused_at_the_start(path: Path) -> None:
     mode = Race(quality=QualityGate(shadow=0.1))
     async with Client(device(), paid(name="first"), mode=mode) as client:
-        with pytest.raises(ConfigError, match=r"quality gate: shadow: expected 0 beside callers, .* got 0\.1"):
+        with pytest.raises(ConfigError, match=r"quality gate: shadow: must be 0 with callers, .* got 0\.1"):
             make_app(client, ProxyOptions(callers=path))
 
 
@@ -242,7 +242,7 @@ async def test_a_file_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path
 
 
 def test_callers_and_one_key_contradict_each_other(path: Path) -> None:
-    with pytest.raises(ConfigError, match="callers: expected no api key beside them"):
+    with pytest.raises(ConfigError, match="callers: can't be combined with an api key"):
         ProxyOptions(callers=path, api_key="sk-1")
     options = ProxyOptions(callers=path, host="0.0.0.0", cors=("*",))
     options.check_exposure()

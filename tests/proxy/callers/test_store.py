@@ -108,7 +108,7 @@ def test_names_are_unique_and_callers_not_too_many(store: CallerStore, monkeypat
     with pytest.raises(ConfigError, match="expected a name of its own, got alice"):
         add_caller(store)
     monkeypatch.setattr("streamco.proxy.callers.store.MAX_CALLERS", 1)
-    with pytest.raises(ConfigError, match="expected at most 1, got one more"):
+    with pytest.raises(ConfigError, match="callers: the limit is 1"):
         add_caller(store, "bob")
     assert MAX_CALLERS > 1
 

@@ -184,7 +184,7 @@ async def test_one_more_than_all_places_is_429_with_a_time_to_come_back_and_a_pl
         await until(lambda: len(engine.generations) == 2)
         async with server.client.post(TEXT, json={"prompt": "Hello"}) as response:
             message = check_error(response.status, await response.json(), of=429, kind="rate_limit_error")
-            assert "at most 2 at once" in message
+            assert "the limit of 2 at once is reached" in message
             assert response.headers["Retry-After"] == "3"
         engine.step(100)
         assert (await first)[0] == (await second)[0] == 200
@@ -210,7 +210,7 @@ def test_a_place_is_given_back_whatever_happens() -> None:
     with pytest.raises(RuntimeError), admission.admitted():
         raise RuntimeError
     assert admission.present == 0
-    with admission.admitted(), pytest.raises(RequestError, match="at most 1"), admission.admitted():
+    with admission.admitted(), pytest.raises(RequestError, match="the limit of 1 at once"), admission.admitted():
         raise AssertionError
     assert admission.present == 0
 

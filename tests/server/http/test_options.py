@@ -50,7 +50,7 @@ def test_settings_out_of_range_are_refused_by_name(changes: dict[str, Any]) -> N
 
 
 def test_a_tls_key_needs_its_certificate() -> None:
-    with pytest.raises(ConfigError, match="tls_key: expected a tls_cert with it, got none"):
+    with pytest.raises(ConfigError, match="tls_key: only valid with a tls_cert"):
         ListenOptions(tls_key="key.pem")
 
 

@@ -64,7 +64,7 @@ class ClosedLayers(SummingLayers):
     """An engine that takes no batch."""
 
     def submit(self, batch: RowsBatch) -> None:
-        raise EngineError("engine: expected an open engine, got a closed one")
+        raise EngineError("engine: already closed")
 
 
 async def test_an_engine_that_takes_no_batch_fails_it_after_begin_has_returned() -> None:

@@ -31,9 +31,9 @@ def test_an_address_has_so_many_connections_and_all_together_so_many() -> None:
         assert peers.refusal(peer, now=0.0) is None
         peers.join(peer)
     assert peers.connections == 3
-    assert peers.refusal(C, now=0.0) == ("connections: expected at most 3, got one more", 1.0)
+    assert peers.refusal(C, now=0.0) == ("connections: the limit is 3", 1.0)
     peers.leave(B)
-    assert peers.refusal(A, now=0.0) == ("connections: expected at most 2 from one address, got one more", 1.0)
+    assert peers.refusal(A, now=0.0) == ("connections: the limit is 2 from one address", 1.0)
     assert peers.refusal(C, now=0.0) is None
     peers.leave(A)
     assert peers.refusal(A, now=0.0) is None
@@ -42,7 +42,7 @@ def test_an_address_has_so_many_connections_and_all_together_so_many() -> None:
 def test_web_pages_have_half_of_what_their_address_has() -> None:
     peers, page = some_peers(connections=100, peer_connections=8, faults_per_minute=8), Source("a", is_page=True)
     assert join_all(peers, page) == 4
-    assert peers.refusal(page, now=0.0) == ("connections: expected at most 4 from web pages at one address, got one more", 1.0)
+    assert peers.refusal(page, now=0.0) == ("connections: the limit is 4 from web pages at one address", 1.0)
     assert join_all(peers, A) == 4, "what is left of the address"
     assert join_all(peers, page) == 0
 
@@ -74,7 +74,7 @@ def test_a_right_key_counts_by_itself() -> None:
 def test_a_quarter_of_all_connections_is_kept_for_those_with_a_key() -> None:
     peers = some_peers(has_keys=True, connections=8, peer_connections=100)
     assert join_all(peers, A) == 6
-    assert peers.refusal(B, now=0.0) == ("connections: expected at most 6 without a key in the header, got one more", 1.0)
+    assert peers.refusal(B, now=0.0) == ("connections: the limit is 6 without a key in the header", 1.0)
     assert join_all(peers, Source("b", "")) == 2
     assert join_all(some_peers(connections=8, peer_connections=100), A) == 8, "nobody has a key where there is none"
 

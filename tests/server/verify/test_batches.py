@@ -129,7 +129,7 @@ async def test_a_batch_of_a_closed_engine_fails() -> None:
     engine.close()
     report = await bench.run(BatchPart("a", 1, (2,)), BatchPart("b", 0, (1,)), number=2)
     assert report.event == BatchFailed(2)
-    assert "got a closed one" in str(report.error)
+    assert "already closed" in str(report.error)
 
 
 async def test_a_part_that_fails_leaves_the_others_as_they_are() -> None:

@@ -220,8 +220,8 @@ async def test_a_session_that_is_forgotten_hears_why() -> None:
 @pytest.mark.parametrize(
     ("reason", "round_number", "kind", "text"),
     [
-        ("overloaded", None, OverloadedError, "session 3: expected to be taken, got overloaded"),
-        ("busy", 7, StaleRoundError, "session 3, round 7: expected to be taken, got busy"),
+        ("overloaded", None, OverloadedError, "session 3: refused: overloaded"),
+        ("busy", 7, StaleRoundError, "session 3, round 7: refused: busy"),
     ],
 )
 def test_a_refusal_has_the_protocols_error(reason: str, round_number: int | None, kind: type[VerifyProtocolError], text: str) -> None:

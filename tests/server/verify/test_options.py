@@ -18,7 +18,7 @@ from streamco.server.verify.options import VerifyOptions
         ({"connections": 0}, "connections: expected at least 1, got 0"),
         ({"peer_sessions": 0}, "peer_sessions: expected at least 1, got 0"),
         ({"load": LoadLimits(forget_after=0.0)}, "load.forget_after: expected seconds > 0, got 0.0"),
-        ({"room": 100}, "room: expected policy mixed beside it, got alternating"),
+        ({"room": 100}, "room: only valid with policy mixed, got policy alternating"),
         ({"policy": "mixed", "room": 40}, "room: expected at least 48 rows, got 40"),
         ({"policy": "fastest"}, "policy: expected alternating, strict, length-aware, mixed, got 'fastest'"),
         ({"frame_bytes": 1000}, "frame_bytes: expected at least 32768, got 1000"),

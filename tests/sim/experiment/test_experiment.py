@@ -82,7 +82,7 @@ def test_the_table_shows_what_is_drawn_first_unless_it_is_told(tmp_path: Path) -
         ("kind: toy", "kind: toi", r"line 2: kind: expected .* got 'toi'; did you mean toy\?"),
         ("repeats: 2", "repeats: 0", "line 4: repeats: expected a whole number of 1 or more, got 0"),
         ("seed: 7", "sede: 7", r"line 3: sede: expected one of name, .* got a key that is unknown; did you mean seed\?"),
-        ("name: Does it pay?\n", "", "line 1: name: expected a text, got nothing"),
+        ("name: Does it pay?\n", "", "line 1: name: expected a string, got nothing"),
         ("{rtt_ms: 5}", "{trace: nowhere}", "line 7: world.link.trace: trace: expected a file that is there, got nowhere"),
         ("world.link.rtt_ms: [10,", "world.link.trace: [nowhere,", "line 12: sweep: world.link.trace: trace: expected a file that"),
         ("{rtt_ms: 5}", "{rtt: 5}", r"line 7: world.link.rtt: expected one of rtt_ms, trace, .* did you mean rtt_ms\?"),

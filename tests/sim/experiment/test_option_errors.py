@@ -62,7 +62,7 @@ def test_data_that_fits_becomes_options() -> None:
         ({"devices": 1, "window": 0}, "window: expected a whole number of 1 or more, dynamic or adaptive, got 0"),
         ({"devices": 1, "arrivals": "never"}, "arrivals: expected trace or settings (poisson_per_s), got 'never'"),
         ({"devices": 1, "arrivals": {"poison_per_s": 1}}, "arrivals/poison_per_s: expected poisson_per_s, got a key that is unknown"),
-        ({"devices": 1, "rate": "1e3"}, "rate: expected a number, got '1e3'; YAML takes it for a text"),
+        ({"devices": 1, "rate": "1e3"}, "rate: expected a number, got '1e3'; YAML takes it for a string"),
         ({"devices": 1, "more": {"a": "x"}}, "more"),
         ({"devices": 1, "rate": "x" * 200}, f"got '{'x' * 59}..."),
     ],

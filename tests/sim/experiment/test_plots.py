@@ -176,5 +176,5 @@ def test_a_figure_that_nothing_was_measured_of_is_not_drawn_but_told(tmp_path: P
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     check_matplotlib()
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(ConfigError, match=r"matplotlib, got none: pip install 'streamco\[sim\]'"):
+    with pytest.raises(ConfigError, match=r"needs the package matplotlib: pip install 'streamco\[sim\]'"):
         check_matplotlib()

@@ -77,7 +77,7 @@ def test_a_defect_says_which_scenario_it_is_of(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_ended_is_told(tmp_path: Path) -> None:
-    with pytest.raises(StreamcoError, match="expected every process to live, one was ended by the system"):
+    with pytest.raises(StreamcoError, match="a process was ended by the system"):
         run_sweep(toys(4, kind_location="tests.sim.toy_kind:DYING"), store_in(tmp_path), jobs=2, progress=Progress())
 
 
@@ -205,13 +205,13 @@ def test_a_process_that_is_gone_is_told_though_the_pool_waits(
             return Future()
 
     monkeypatch.setattr(fake_dask, "get_executor", lambda *_, **__: Gone())
-    with pytest.raises(StreamcoError, match="expected every process to live, one was ended by the system"):
+    with pytest.raises(StreamcoError, match="a process was ended by the system"):
         run_sweep(toys(4), store_in(tmp_path), jobs=2, dask="tcp://scheduler:8786", progress=Progress())
 
 
 def test_without_dask_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(ConfigError, match="--dask: expected the package distributed, got none: pip install distributed"):
+    with pytest.raises(ConfigError, match="--dask: needs the package distributed: pip install distributed"):
         run_sweep(toys(1), store_in(tmp_path), jobs=1, dask="tcp://scheduler:8786", progress=Progress())
 
 

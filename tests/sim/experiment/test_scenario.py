@@ -68,7 +68,7 @@ def test_an_unknown_kind_is_told_with_those_there_are() -> None:
 def test_a_package_that_is_missing_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "needy.py").write_text("import nowhere_to_be_found\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"expected the package nowhere_to_be_found, got none: pip install 'streamco\[sim\]'"):
+    with pytest.raises(ConfigError, match=r"needs the package nowhere_to_be_found: pip install 'streamco\[sim\]'"):
         load_kind("needy:KIND")
     with pytest.raises(ModuleNotFoundError, match=r"streamco\.sim\.nonsense"):
         load_kind("streamco.sim.nonsense:KIND")

@@ -33,12 +33,12 @@ def test_every_value_knows_its_line(tmp_path: Path) -> None:
         ("a: 1\nb: [1, 2\nc: 3\n", r"file.yaml, line \d: expected YAML, got "),
         (
             "a: {title: Who is it?}\n",
-            "line 1: expected YAML, got expected ',' or '}', but got '.'; a text with one of , : . # in it needs quotes",
+            "line 1: expected YAML, got expected ',' or '}', but got '.'; a string with one of , : . # in it needs quotes",
         ),
-        ("a: why: so\n", "got mapping values are not allowed here; a text with one of"),
+        ("a: why: so\n", "got mapping values are not allowed here; a string with one of"),
         ("a: \x07\n", "expected YAML"),
         ("a: !!python/object/apply:os.getcwd []\n", "expected YAML, got could not determine a constructor"),
-        ("a: 1\nb:\n  c: 1\n  c: 2\n", "file.yaml, line 4: b.c: expected each key once, got it again"),
+        ("a: 1\nb:\n  c: 1\n  c: 2\n", "file.yaml, line 4: b.c: this key is given twice"),
     ],
 )
 def test_what_is_no_yaml_or_says_something_twice_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -63,7 +63,7 @@ def test_what_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(ConfigError, match=r"PyYAML, got none: pip install 'streamco\[sim\]'"):
+    with pytest.raises(ConfigError, match=r"needs the package PyYAML: pip install 'streamco\[sim\]'"):
         read_document(write(tmp_path, "a: 1\n"))
 
 
@@ -101,7 +101,7 @@ def test_a_value_that_holds_itself_is_refused_with_its_line(tmp_path: Path, text
 
 @pytest.mark.parametrize("text", ["? [a]\n: 1\n", "? &a [*a]\n: 1\n", "? {a: 1}\n: 1\n", "? &a {b: *a}\n: 1\n"])
 def test_a_key_that_is_no_text_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ConfigError, match=r"file\.yaml, line 1: .*expected texts as keys, got a (sequence|mapping)"):
+    with pytest.raises(ConfigError, match=r"file\.yaml, line 1: .*expected strings as keys, got a (sequence|mapping)"):
         read_document(write(tmp_path, text))
 
 

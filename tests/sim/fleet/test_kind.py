@@ -401,7 +401,7 @@ def test_a_server_that_drafts_for_itself_is_faster_than_one_that_does_not_and_no
     ("pool", "policy", "message"),
     [
         ({"model": "llama2-70b", "gpu": "a100", "tensor_parallel": 4}, {}, "draft_model: expected the name of a model"),
-        ({"step_times": "llama2-70b-a100x2", "draft_model": "llama2-7b"}, {}, "draft_model: expected model and gpu"),
+        ({"step_times": "llama2-70b-a100x2", "draft_model": "llama2-7b"}, {}, "draft_model: only valid with model and gpu"),
         ({"step_times": "llama2-70b-a100x2"}, {"window": "dynamic"}, "window: expected a number with execution 'co-located'"),
     ],
 )

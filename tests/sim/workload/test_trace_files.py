@@ -65,7 +65,7 @@ def test_ranks_go_to_the_tenth_choice_and_attention_is_kept_in_255ths(tmp_path: 
         ({"acceptance_seq": [1, 0]}, "acceptance_seq: expected output_length values, 3, got 2"),
         ({"confidences": [1]}, "confidences: expected output_length values, 3, got 1"),
         ({"ranks": "111"}, "ranks: expected 0 where acceptance_seq has 1"),
-        ({"runners_up": [1, 1, 1]}, "runners_up: expected confidences beside them, got none"),
+        ({"runners_up": [1, 1, 1]}, "runners_up: only valid with confidences"),
         ({"confidences": [9, 9, 9], "runners_up": [9, 10, 9]}, "runners_up: expected no more than confidences has there"),
         ({"prompt_length": 0}, "prompt_length"),
         ({"attention": "0a0b0c0d"}, "attention: expected the same number of values for each of 3 tokens, got 4"),

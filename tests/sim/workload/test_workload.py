@@ -84,7 +84,7 @@ def test_the_three_tasks_are_packaged() -> None:
         ({"confidences": [1]}, "confidences: expected output_length values, 3, got 1"),
         ({"confidences": [1, 2, 256]}, "Expected `int` <= 255"),
         ({"confidences": [9, 9, 9], "runners_up": [9, 10, 1]}, "runners_up: expected no more than confidences has there"),
-        ({"runners_up": [0, 0, 0]}, "runners_up: expected confidences beside them, got none"),
+        ({"runners_up": [0, 0, 0]}, "runners_up: only valid with confidences"),
         ({"runners_up": [1]}, "runners_up: expected output_length values, 3, got 1"),
         ({"ranks": "012"}, "ranks: expected 0 where acceptance_seq has 1"),
         ({"ranks": "0x0"}, "Expected `str` matching regex"),
@@ -228,7 +228,7 @@ def test_generated_lengths_are_of_their_distributions(tmp_path: Path) -> None:
         ({"prompt": 5, "output": 5, "requests": 1}, "arrivals: expected poisson_per_s, azure or closed"),
         ({"trace": "gsm8k", "arrivals": {}}, "expected trace or one of poisson_per_s, azure and closed, got none"),
         ({"trace": "gsm8k", "arrivals": {"closed": 1, "poisson_per_s": 2}}, "got poisson_per_s, closed"),
-        ({"trace": "gsm8k", "arrivals": {"closed": 1, "rate_scale": 2}}, "rate_scale: expected azure beside it"),
+        ({"trace": "gsm8k", "arrivals": {"closed": 1, "rate_scale": 2}}, "rate_scale: only valid with azure"),
         ({"trace": "gsm8k", "arrivals": {"poisson_per_s": 0}}, "Expected `float` > 0"),
         ({"trace": "gsm8k", "arrival": "trace"}, "unknown field `arrival`"),
         ({"prompt": {"uniform": [5, 4]}, "output": 5, "requests": 1, "arrivals": {"closed": 1}}, "least before the most, got 5 and 4"),
@@ -271,8 +271,8 @@ def test_requests_arrive_until_the_horizon_as_often_as_the_trace_has_to_be_repea
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"arrivals": {"closed": 3}, "horizon_s": 5}, "horizon_s: expected arrivals poisson_per_s or azure"),
-        ({"arrivals": "trace", "horizon_s": 5}, "horizon_s: expected arrivals poisson_per_s or azure"),
+        ({"arrivals": {"closed": 3}, "horizon_s": 5}, "horizon_s: only valid with arrivals poisson_per_s or azure"),
+        ({"arrivals": "trace", "horizon_s": 5}, "horizon_s: only valid with arrivals poisson_per_s or azure"),
         ({"arrivals": {"poisson_per_s": 3}, "horizon_s": 5, "warm_up_s": 5}, "warm_up_s: expected less than the horizon, 5 s, got 5"),
     ],
 )

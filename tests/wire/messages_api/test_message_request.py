@@ -93,7 +93,7 @@ def test_an_assistants_message_at_the_end_is_to_be_continued(role: str, is_open:
         ({"max_tokens": None}, "max_tokens", "expected an integer >= 1, got none"),
         ({"max_tokens": 0}, "max_tokens", "expected an integer >= 1, got 0"),
         ({"messages": []}, "messages", "expected at least one message, got none"),
-        ({"messages": "Hi"}, "messages", "expected a list, got a text"),
+        ({"messages": "Hi"}, "messages", "expected a list, got a string"),
         ({"container": "c"}, "container", "expected none, got some"),
         ({"mcp_servers": [{}]}, "mcp_servers", "expected none, got some"),
         ({"context_management": []}, "context_management", "expected an object, got a list"),
@@ -109,8 +109,8 @@ def test_an_assistants_message_at_the_end_is_to_be_continued(role: str, is_open:
         ({"tools": [{**TOOL, "defer_loading": 1}]}, "tools[0].defer_loading", "expected true or false, got a number"),
         ({"tools": [{**TOOL, "allowed_callers": ["code"]}]}, "tools[0].allowed_callers", "expected none, got some"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type", "expected auto, any, tool or none, got some"),
-        ({"tool_choice": {"type": "tool"}}, "tool_choice.name", "expected a text, got none"),
-        ({"tool_choice": "any"}, "tool_choice", "expected an object, got a text"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.name", "expected a string, got none"),
+        ({"tool_choice": "any"}, "tool_choice", "expected an object, got a string"),
         ({"thinking": {"type": "between_tools"}}, "thinking.type", "expected enabled, disabled or adaptive, got between_tools"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens", "expected an integer >= 1, got none"),
         ({"thinking": {"type": "adaptive", "other": 1}}, "thinking.other", "expected none, got some"),
@@ -118,7 +118,7 @@ def test_an_assistants_message_at_the_end_is_to_be_continued(role: str, is_open:
         ({"output_config": {"other": 1}}, "output_config.other", "expected none, got some"),
         ({"stop": ["x"]}, "stop", "expected stop_sequences in its place on this path, got stop"),
         ({"n": 2}, "n", "expected none, got some"),
-        ({"stream": "yes"}, "stream", "expected true or false, got a text"),
+        ({"stream": "yes"}, "stream", "expected true or false, got a string"),
     ],
 )
 def test_what_cannot_be_had_is_refused_by_name(fields: dict[str, Any], field: str, message: str) -> None:

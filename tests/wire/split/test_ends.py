@@ -374,7 +374,7 @@ def test_an_error_about_a_session_ends_it_on_both_sides() -> None:
     pair.server.refuse(VerifierFailedError("expected states, got an error", session=number))
     assert refusals(pair) == [("failed", number, None)]
     assert pair.server.sessions == ()
-    with pytest.raises(UsageError, match="expected one that is open"):
+    with pytest.raises(UsageError, match="is not open"):
         pair.client.length(number)
 
 

@@ -169,11 +169,11 @@ def test_a_draft_is_sent_ahead_of_a_verdict_that_can_come_and_of_each_but_once()
     with pytest.raises(UsageError, match="at least 3 tokens"):
         client.follow(session, 3, 9, (1,))
     client.follow(session, 1, 9, (1,))
-    with pytest.raises(UsageError, match="another verdict"):
+    with pytest.raises(UsageError, match="a different verdict"):
         client.follow(session, 1, 9, (2,))
     for token in range(MAX_FOLLOWS - 1):
         client.follow(session, 0, token, (1,))
-    with pytest.raises(UsageError, match=f"at most {MAX_FOLLOWS}"):
+    with pytest.raises(UsageError, match=f"the limit is {MAX_FOLLOWS} drafts ahead"):
         client.follow(session, 2, 9, (1,))
     assert up(client, server) == [make_draft(session, 0, 3, (4, 5))]
     assert server.take_messages() == []
@@ -232,9 +232,9 @@ def test_calls_out_of_order_are_the_callers_fault_and_say_nothing() -> None:
         client.draft(0, 3, (1,))
     with pytest.raises(UsageError, match="expected no pending round"):
         client.extend(0, 3, (1,))
-    with pytest.raises(UsageError, match="session 7: expected one that is open"):
+    with pytest.raises(UsageError, match="session 7: is not open"):
         client.draft(7, 0, ())
-    with pytest.raises(UsageError, match="session 7: expected one that is open"):
+    with pytest.raises(UsageError, match="session 7: is not open"):
         client.extend(7, 0, ())
     hear(client, make_verdict(0, 0, 2, 9))
     with pytest.raises(UsageError, match="a base of 0 to 6, got 7"):
@@ -363,19 +363,19 @@ def test_a_verdict_that_is_none_ends_the_connection(frame: VerdictFrame, top_k: 
 def test_answers_are_given_once() -> None:
     client = drafting()
     hear(client, Opened(0, KEY, 0))
-    with pytest.raises(UnexpectedFrameError, match="opened once"):
+    with pytest.raises(UnexpectedFrameError, match="opened, but it was open"):
         hear(client, Opened(0, KEY, 0))
-    with pytest.raises(UnexpectedFrameError, match="one a connection"):
+    with pytest.raises(UnexpectedFrameError, match="one per connection"):
         hear(welcomed(), WELCOME)
-    with pytest.raises(UnexpectedFrameError, match="resumed once, at 0 tokens at most"):
+    with pytest.raises(UnexpectedFrameError, match="one resumption, of 0 tokens at most"):
         hear(drafting(), Resumed(0, 0, prefix_hash(())))
     client = welcomed()
     client.resume(KEY, (1, 2))
-    with pytest.raises(UnexpectedFrameError, match="at 2 tokens at most, got 3"):
+    with pytest.raises(UnexpectedFrameError, match="of 2 tokens at most, got one of 3"):
         hear(client, Resumed(0, 3, KEY))
     client = welcomed()
     client.resume(KEY, (1, 2))
-    with pytest.raises(UnexpectedFrameError, match="opened once"):
+    with pytest.raises(UnexpectedFrameError, match="opened, but it was open"):
         hear(client, Opened(0, KEY, 0))
 
 

@@ -282,7 +282,7 @@ def test_a_field_of_another_type_or_range_is_malformed_or_still_that_field(frame
         (b"\xdd\xff\xff\xff\xff\x06", "truncated"),
         (b"\xdf\xff\xff\xff\xff", "array"),
         (b"\x94\x03\x00\x00\xc6\xff\xff\xff\xff", "truncated"),
-        (b"\x93\x06\x00" + b"\x91" * 100_000, "little depth"),
+        (b"\x93\x06\x00" + b"\x91" * 100_000, "nested too deeply"),
         (b"\x97\x01\x01\x01\xa2\xff\xff\x01\xc0\xa0", "UTF-8"),
         (msgpack.packb([3, 0, 0, b"abc"]), "packed ids: expected 2 bytes"),
         (msgpack.packb([3, 0, 0, b"\xff\xff"]), "expected 0 to 49151, got 65535"),

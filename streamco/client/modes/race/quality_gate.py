@@ -63,7 +63,7 @@ class QualityGate(Options, frozen=True, kw_only=True):
         if self.judge is not None and not callable(self.judge):
             raise ConfigError(f"quality gate: judge: expected a function of a ShadowPair or None, got {type(self.judge).__name__}")
         if self.judge is not None and not self.shadow:
-            raise ConfigError("quality gate: judge: expected shadow above 0 beside it, without which it has nothing to judge, got 0")
+            raise ConfigError("quality gate: judge: only valid with shadow above 0, without which it has nothing to judge")
         if self.score is not None and not callable(getattr(self.score, "score", None)):
             raise ConfigError(f"quality gate: score: expected an object with score(facts), got {type(self.score).__name__}")
         if isinstance(self.tokens, bool) or not isinstance(self.tokens, int) or not 1 <= self.tokens <= MAX_TOKENS:

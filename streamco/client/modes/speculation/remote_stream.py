@@ -152,7 +152,7 @@ def _ids_of(event: TokensReceived, endpoint: str) -> tuple[int, ...]:
             if choice.token_ids is not None:
                 ids += choice.token_ids
             elif choice.delta.content:
-                raise EndpointProtocolError("expected token ids beside the text, got none", endpoint=endpoint)
+                raise EndpointProtocolError("expected token ids with the text, got none", endpoint=endpoint)
     return tuple(ids)
 
 

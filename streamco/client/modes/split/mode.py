@@ -49,7 +49,7 @@ class Split:
         parts, server = self.parts, self.server
         if isinstance(parts, SplitEndpoint):
             if server is not None:
-                raise ConfigError(f"server: expected none beside a SplitEndpoint, which has its servers, got {server!r}")
+                raise ConfigError(f"server: can't be combined with a SplitEndpoint, which has its own servers, got {server!r}")
             return parts
         if not isinstance(parts, str | Path):
             raise ConfigError(f'parts: expected the beginning of the parts\' files ("parts/NAME") or a SplitEndpoint, got {parts!r}')

@@ -71,7 +71,7 @@ async def test_the_budget_is_kept_whatever_ones_own_policy_decides() -> None:
         (None, r"policy own: Odd: expected decide\(\) to return a Decision, got NoneType"),
         (
             Decision(None, None, "odd", ""),
-            "expected waits of 0 seconds or more, and one of them at least, got None and None",
+            "expected waits of 0 seconds or more, or None for one of them, got None and None",
         ),
         (Decision(-1.0, None, "odd", ""), "expected waits of 0 seconds or more"),
         (Decision(0.0, float("nan"), "odd", ""), "expected waits of 0 seconds or more"),

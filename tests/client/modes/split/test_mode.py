@@ -198,7 +198,7 @@ async def test_each_answer_has_the_format_that_its_link_asks_for_and_says_so(fil
         ("parts/model", 5, "server: expected the URL of a split server"),
         ("parts/model", [], "server: expected the URL of a split server"),
         ("parts/model", "ws://example.org", "is_plain=True allows it"),
-        (streamco.SplitEndpoint("a", "ws://127.0.0.1:1"), "ws://127.0.0.1:1", "server: expected none beside a SplitEndpoint"),
+        (streamco.SplitEndpoint("a", "ws://127.0.0.1:1"), "ws://127.0.0.1:1", "server: can't be combined with a SplitEndpoint"),
     ],
 )
 def test_a_split_model_has_parts_and_servers(parts: Any, server: Any, text: str) -> None:
@@ -209,7 +209,7 @@ def test_a_split_model_has_parts_and_servers(parts: Any, server: Any, text: str)
 @pytest.mark.parametrize("name", ["device", "server", "budget", "profile", "on_failure", "max_retries"])
 def test_settings_for_several_endpoints_are_refused(name: str) -> None:
     values = {"device": "a.gguf", "server": "m", "budget": 0.5, "profile": b"{}", "on_failure": "restart", "max_retries": 2}
-    with pytest.raises(ConfigError, match=rf"{name}: expected none beside Split\(...\), in which one endpoint makes all answers"):
+    with pytest.raises(ConfigError, match=rf"{name}: can't be combined with Split\(...\), in which one endpoint makes all answers"):
         streamco.Client(mode=streamco.Split("parts/model", "ws://127.0.0.1:1"), **{name: values[name]})  # type: ignore[arg-type]
 
 
@@ -230,13 +230,13 @@ def test_a_split_model_takes_no_part_in_another_mode(mode: Any) -> None:
 def test_settings_for_several_endpoints_are_refused_later_too(options: dict[str, Any]) -> None:
     (name,) = options
     client = streamco.Client(mode=streamco.Split("parts/model", "ws://127.0.0.1:1"))
-    with pytest.raises(ConfigError, match=f"{name}: expected none beside Split"):
+    with pytest.raises(ConfigError, match=f"{name}: can't be combined with Split"):
         client.with_options(**options)
 
 
 def test_a_request_can_not_ask_for_retries_of_a_split_model() -> None:
     client = streamco.Client(mode=streamco.Split("parts/model", "ws://127.0.0.1:1"))
-    with pytest.raises(ConfigError, match="max_retries: expected none beside Split"):
+    with pytest.raises(ConfigError, match="max_retries: can't be combined with Split"):
         client.stream("Hi", max_retries=2)
 
 
