@@ -61,13 +61,9 @@ class SSEParser:
         self._pending = bytearray()  # bytes since the last event's end, line ends folded
         self._after_cr = False  # an LF that comes next belongs to the CR before it
         self._has_begun = False  # True after the position where a byte order mark may be
-        self._is_between = False  # True if nothing is held, so that the next byte is the first of an event
-        self._failure: EndpointProtocolError | None = None
-
-    @property
-    def is_between(self) -> bool:
+        self.is_between = False
         """True if nothing is held, so that the next byte is the first of an event."""
-        return self._is_between
+        self._failure: EndpointProtocolError | None = None
 
     def feed(self, data: bytes) -> list[SSEEvent]:
         """Parse more bytes and return the events that they complete.
@@ -77,7 +73,7 @@ class SSEParser:
                 bytes, they are returned, and the next call raises the error.
         """
         events: list[SSEEvent] = []
-        if self._is_between:
+        if self.is_between:
             payloads, used = scan_events(data, self.limit_bytes)
             events = [SSEEvent(payload, "message", self.last_event_id) for payload in payloads]
             self.events += len(events)
@@ -92,7 +88,7 @@ class SSEParser:
     def feed_data(self, data: bytes) -> list[bytes]:
         """Parse more bytes and return only the data of each event. It is several times as fast as ``feed`` and may be mixed with it."""
         payloads: list[bytes] = []
-        if self._is_between:
+        if self.is_between:
             payloads, used = scan_events(data, self.limit_bytes)
             self.events += len(payloads)
             if used == len(data):
@@ -136,7 +132,7 @@ class SSEParser:
         if end < 2:
             end = 0  # not found
         self._hold(data[end:])
-        self._is_between = self._has_begun and not (self._pending or self._after_cr)
+        self.is_between = self._has_begun and not (self._pending or self._after_cr)
         return data[:end]
 
     def _skip_bom(self, data: bytes) -> bytes:
@@ -198,7 +194,7 @@ class SSEParser:
                     events.append(event)
         except EndpointProtocolError as exc:
             self._failure = exc
-            self._is_between = False
+            self.is_between = False
         self.events += len(events)
         return events
 

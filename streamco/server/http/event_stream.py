@@ -33,22 +33,22 @@ class EventStream:
         request: the request.
         reader_timeout: seconds that a write may wait for the reader, or None for no limit.
         headers: the response's headers, by default the headers for server-sent events.
+
+    Attributes:
+        request: as given.
+        response: the response that the handler returns.
     """
 
     def __init__(self, request: web.Request, reader_timeout: float | None, headers: Mapping[str, str] = HEADERS) -> None:
         self.request = request
+        self.response: web.StreamResponse = _Response(headers=headers)
         self._timeout = reader_timeout
-        self._response: web.StreamResponse = _Response(headers=headers)
-
-    @property
-    def response(self) -> web.StreamResponse:
-        """The response that the handler returns."""
-        return self._response
+        self._transport = request.transport
 
     @property
     def has_begun(self) -> bool:
         """True once the status line was sent."""
-        return self._response.prepared
+        return self.response.prepared
 
     async def write(self, data: bytes) -> None:
         """Send bytes, and wait while the reader is slow.
@@ -56,12 +56,12 @@ class EventStream:
         Raises:
             ConnectionError: the reader disconnected, or didn't read for too long.
         """
-        if not self._response.prepared:
-            await self._response.prepare(self.request)
+        if not self.response.prepared:
+            await self.response.prepare(self.request)
         if self.needs_no_wait(data):
-            await self._response.write(data)
+            await self.response.write(data)
         else:
-            await self._wait(self._response.write(data))
+            await self._wait(self.response.write(data))
 
     async def close(self, data: bytes = b"") -> None:
         """Send the last bytes, if there are any, and end the response properly, in one write.
@@ -69,21 +69,21 @@ class EventStream:
         Raises:
             ConnectionError: see ``write``.
         """
-        if not self._response.prepared:
-            await self._response.prepare(self.request)
+        if not self.response.prepared:
+            await self.response.prepare(self.request)
         if self.needs_no_wait(data):
-            await self._response.write_eof(data)
+            await self.response.write_eof(data)
         else:
-            await self._wait(self._response.write_eof(data))
+            await self._wait(self.response.write_eof(data))
 
     def needs_no_wait(self, data: bytes) -> bool:
         """Return True if the response has begun, and a write of these bytes can't have to wait for the reader.
 
         Such a write needs no time limit, which would take a tenth of an event's time.
         """
-        transport = self.request.transport
+        transport = self._transport
         has_room = len(data) <= _NEVER_WAITS and transport is not None and transport.get_write_buffer_size() == 0
-        return has_room and self._response.prepared
+        return has_room and self.response.prepared
 
     async def _wait(self, writing: Awaitable[None]) -> None:
         try:

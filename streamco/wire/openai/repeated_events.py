@@ -135,8 +135,10 @@ class RepeatedReads:
 
     def learn(self, data: bytes, chunk: ChatCompletionChunk) -> None:
         """Recognise reads like this one, whose chunk is given, if it is one event whose only text is content."""
-        if self._credit < 1 or len(data) > self._limit or self._is_alike(data) or _field_of_text(chunk) != "content":
+        if self._credit < 1 or len(data) > self._limit or _field_of_text(chunk) != "content":
             return
+        if self.chunk is not None and data.startswith(self._head) and data.endswith(self._tail):
+            return  # it is known, and came after something else
         payload = data[len(_FIELD) :].rstrip(b"\r\n")
         end = data[len(_FIELD) + len(payload) :]
         if not data.startswith(_FIELD) or end not in _ENDS or b"\n" in payload or b"\r" in payload:
@@ -149,18 +151,15 @@ class RepeatedReads:
 
     def text_of(self, data: bytes) -> str:
         """Return the text of a read like the one that was learned, or "" if it isn't like it or has no text."""
-        if len(data) > self._limit or not self._is_alike(data):
+        head, tail, size = self._head, self._tail, len(data)
+        if not (len(head) + len(tail) < size <= self._limit and data.startswith(head) and data.endswith(tail)):
             return ""
         try:
-            text = _read_text(data[len(self._head) - 1 : len(data) - len(self._tail) + 1])
+            text = _read_text(data[len(head) - 1 : size - len(tail) + 1])
         except (msgspec.DecodeError, ValueError):
             return ""
         self._credit = min(_MAX_CREDIT, self._credit + 1 / FEW)
         return text
-
-    def _is_alike(self, data: bytes) -> bool:
-        head, tail = self._head, self._tail
-        return self.chunk is not None and len(data) > len(head) + len(tail) and data.startswith(head) and data.endswith(tail)
 
 
 def _find_pattern(payload: bytes, chunk: ChatCompletionChunk, decode: Decode) -> _Pattern | None:

@@ -189,14 +189,16 @@ class RaceDriver(TaskDriver[Event, Command]):
         """Read the next delivery directly from the stream; None if the queue has a delivery, or the end."""
         queue = self._queue
         queue.begin_reading()
+        direct: tuple[str, EndpointStream] | None = None
         try:
             while not queue.batches and not queue.has_finished and not queue.has_left:
                 if self._direct is None:
                     await queue.wait_for_wake()
                     continue
-                direct = self._direct
-                source, stream = direct
-                receive = stream.receive if relay is None else getattr(stream, "receive_repeats", stream.receive)
+                if direct is not self._direct:
+                    direct = self._direct
+                    source, stream = direct
+                    receive = stream.receive if relay is None else getattr(stream, "receive_repeats", stream.receive)
                 event: Event | TextRepeated | None
                 try:  # the same as ``_read_event``, but inline: every token takes this path, and each coroutine on it costs time
                     event = await receive()
