@@ -193,6 +193,7 @@ def test_without_a_prompt_the_scenes_are_shown_and_summed_up(mark: str) -> None:
     assert servers(mark) == []
 
 
+@pytest.mark.long
 @pytest.mark.pair
 def test_two_models_are_named_and_the_gate_and_drafts_are_shown_too() -> None:
     words = ["--device", str(pair_model("0.5B")), "--server", str(pair_model("1.5B"))]

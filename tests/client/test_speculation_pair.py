@@ -49,6 +49,7 @@ async def own(model: str, url: str, prompt: str) -> str:
         return "".join([token.text async for token in client.stream(prompt, temperature=0, max_tokens=LENGTH)])
 
 
+@pytest.mark.long
 async def test_drafts_of_a_smaller_model_come_to_the_larger_ones_own_text(models: tuple[Path, Path]) -> None:
     async with pair(*models) as (client, url):
         for prompt in PROMPTS:

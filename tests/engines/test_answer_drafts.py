@@ -344,6 +344,7 @@ class _Answer:
         self.next_token = next_token
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.model
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_in_exact_mode_answers_with_drafts_are_those_without_bit_by_bit(packaged: Path, temperature: float) -> None:

@@ -228,6 +228,7 @@ LARGE: dict[str, str] = {
 }
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("name", LARGE)
 async def test_a_megabyte_that_streams_does_not_hang_the_page(visit: Visit, name: str) -> None:
     source = LARGE[name]

@@ -78,6 +78,7 @@ async def test_the_text_is_the_live_clients(small_pair: tuple[Path, Path], cell:
     assert texts == await live(*small_pair, cell)
 
 
+@pytest.mark.long
 @pytest.mark.pair
 @pytest.mark.timeout(400)
 async def test_the_text_of_a_real_pair_is_the_live_clients() -> None:
