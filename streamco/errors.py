@@ -27,10 +27,7 @@ answer's figures are in ``.report``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from streamco.core.report import Report
+from typing import Any, Literal
 
 __all__ = [
     "AllEndpointsFailed",
@@ -98,8 +95,8 @@ class StreamcoError(Exception):
     """The text of the answer that had arrived; "" if there was none, or if the error isn't about an answer."""
     code: str | None = None
     """OpenAI's machine-readable reason, such as "context_length_exceeded" for a prompt that is too long; None if there isn't one."""
-    report: Report | None = None
-    """The figures of the failed answer, with its cost; None if the answer hadn't begun, or if the error isn't about an answer."""
+    report: Any = None
+    """The figures of the failed answer, with its cost: a ``Report``. None if the answer hadn't begun, or if the error isn't about one."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(shorten(each) if isinstance(each, str) else each for each in args))
