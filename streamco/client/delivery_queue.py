@@ -121,7 +121,7 @@ class DeliveryQueue:
         if self.error is not None:
             raise raisable(self.error)
         if self.has_left:
-            raise StreamClosed("expected an open stream, got a read after it was closed")
+            raise StreamClosed("the stream is closed")
 
     async def wait(self) -> None:
         """Wait until there is a delivery or an end.

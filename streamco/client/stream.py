@@ -82,7 +82,7 @@ class AnswerStream(ABC, Generic[Item]):
     def __aiter__(self) -> AsyncGenerator[Item, None]:
         # Only the caller's loop refers to the generator: a `break` drops it, and dropping it ends the work.
         if self._answer.is_closed:
-            raise StreamClosed("expected an open stream, got a read after it was closed")
+            raise StreamClosed("the stream is closed")
         if self._is_reading:
             raise ConcurrentRead("expected one reader at a time, got a second read while one waits")
         if self._iterator is not None:
@@ -103,7 +103,7 @@ class AnswerStream(ABC, Generic[Item]):
             return await anext(self._iterator)
         except StopAsyncIteration:
             if self._answer.was_broken_off:  # by a cancelled read: the text so far must not be taken for the whole answer
-                raise StreamClosed("expected an open stream, got a read after one that was cancelled") from None
+                raise StreamClosed("the stream was closed by a read that was cancelled") from None
             raise
         finally:
             self._is_reading = False

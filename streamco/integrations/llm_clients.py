@@ -33,7 +33,7 @@ Ask = Callable[[Client], AsyncGenerator[T, None]]
 
 KEY_VARIABLE = "STREAMCO_LLM_KEY"  # name under which a key from llm is looked up; no process's environment has it
 
-_CLOSED = "expected an answer of open clients, got a read after they were closed"
+_CLOSED = "the clients are closed"
 
 
 class PluginSettings(Struct, frozen=True, kw_only=True):

@@ -204,7 +204,7 @@ class _Shape:
         return event({**head, "choices": [], **usage, EXTENSION: {"report": report}})
 
     def ending(self, reason: str | None, origin: Json | None = None) -> bytes:
-        """Return an event with the finish reason if no chunk had it, or b"" if the chunks had it. ``origin``: see ``event``."""
+        """Return an event with the finish reason if no chunk had it, or b"" if the chunks had it. ``origin`` is as in ``event``."""
         missing = sorted(self._begun - self._finished)
         if reason is None or not missing:
             return b""

@@ -108,7 +108,7 @@ class ScriptedStream:
         if self.is_cancelled or delay is None or delay > 0:
             await asyncio.wait([self._stop], timeout=delay)
         if self.is_cancelled:
-            raise EndpointError("expected an open stream, got a read after its cancel", endpoint=self._endpoint.name, partial=self._text)
+            raise EndpointError("the stream was cancelled", endpoint=self._endpoint.name, partial=self._text)
 
 
 def _copy(error: EndpointError, partial: str) -> EndpointError:

@@ -376,7 +376,7 @@ class RaceMachine:
         return gate.plan.obstacle if all(attempt.plan.wait is None for attempt in waiting) else ""
 
     def _let_pass(self, now: float, because: str = "") -> None:
-        """Let the device win with all that was held. ``because``: the reason, if it is unsure."""
+        """Let the device win with all that was held. ``because`` is the reason, if it is unsure."""
         gate = self.gate
         assert gate is not None, "only a gate holds tokens"
         device = self.attempts[gate.plan.source]

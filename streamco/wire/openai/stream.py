@@ -483,7 +483,13 @@ class ChatStreamParser:
             return None
 
     def _count_chunk(self, chunk: ChatCompletionChunk, *, may_have_halves: bool = False, is_numbered: bool = False) -> None:
-        """Count what a chunk holds. ``may_have_halves``: it was decoded without types; ``is_numbered``: it wasn't made by the server."""
+        """Count what a chunk holds.
+
+        Args:
+            chunk: the chunk.
+            may_have_halves: True if it was decoded without types.
+            is_numbered: True if it wasn't made by the server.
+        """
         ends = self.ends
         for choice in chunk.choices:
             if not is_numbered:

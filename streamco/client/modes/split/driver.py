@@ -39,7 +39,8 @@ class SplitAnswerDriver(SplitDriver):
         endpoint: the model, started.
         request: the request to it.
         facts: what is known about the prompt.
-        pace: tokens per second at the reader; "smooth" sends text evenly at the rate that it arrives; None sends it as soon as it arrives.
+        pace: how fast the reader gets text: a number of tokens per second; "smooth" to send it evenly, at the rate at which it arrives;
+            None to send it as soon as it arrives.
         reader_rate: tokens per second of the virtual reader that quality is measured with; None uses the pace or the reading speed.
         max_held: number of tokens that may be held for the pace or wait for the reader; above it, reading from the model stops.
         on_over: called once when the answer and all its work have ended.

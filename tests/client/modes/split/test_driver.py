@@ -171,7 +171,7 @@ async def test_a_reader_that_leaves_ends_all_work_and_the_report_says_so(world: 
     assert await driver.next_batch()
     await driver.aclose()
     assert (driver.is_over, driver.was_broken_off, over) == (True, True, [driver])
-    with pytest.raises(StreamClosed, match="after it was closed"):
+    with pytest.raises(StreamClosed, match="the stream is closed"):
         await driver.next_batch()
     await world.is_idle()
     assert lines == ["split starts", "split is cancelled: reader left"]
