@@ -20,7 +20,7 @@ from msgspec import Struct
 from streamco._native import copy_events
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, with_text
 
-__all__ = ["FEW", "CopiedEvents", "RepeatedEvents", "RepeatedReads"]
+__all__ = ["FEW", "CopiedEvents", "RepeatedEvents"]
 
 FEW = 8
 """How many events learning a pattern must save, or it costs more than it saves."""
@@ -30,7 +30,7 @@ _MAX_BYTES = 768  # of an event whose pattern is learned
 _MAX_STRINGS = 4  # strings of an event that may be its text
 _find_strings = re.compile(rb'"(?:content|reasoning_content|reasoning|text)"\s*:\s*"((?:[^"\\]|\\.)*)"').finditer
 _PROBE = "\x7fstreamco"
-_FIELD, _ENDS = b"data: ", (b"\n\n", b"\r\n\r\n")
+_FIELD, _ENDINGS = b"data: ", (b"\n\n", b"\r\n\r\n")
 _TEXTS = ("content", "reasoning_content", "reasoning")
 
 _read_text = msgspec.json.Decoder(str).decode
@@ -55,7 +55,7 @@ class CopiedEvents(Struct, frozen=True, gc=False):
 
 
 class _Pattern(Struct, frozen=True):
-    """The bytes around the text of an event, its chunk, and the field of the delta that holds the text."""
+    """The bytes around the text of an event, a chunk like the event's, and the field of the delta that holds the text."""
 
     head: bytes
     tail: bytes
@@ -72,12 +72,14 @@ class RepeatedEvents:
         decode: the fast decoder of these events.
     """
 
-    __slots__ = ("_credit", "_decode", "_pattern")
+    __slots__ = ("_credit", "_decode", "_ending", "_pattern", "_read")
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
         self._pattern: _Pattern | None = None
         self._credit = _MAX_CREDIT
+        self._ending = b""  # of a read that is one event; empty if none has been learned
+        self._read: tuple[bytes, bytes, ChatCompletionChunk] | None = None  # bytes around such a read's content, and the pattern's chunk
 
     @property
     def is_useful(self) -> bool:
@@ -94,11 +96,48 @@ class RepeatedEvents:
             start: index of the first one.
         """
         copied = self._copy(payloads, start)
-        if copied is None and self._credit >= 1:
-            self._credit -= 1
-            self._pattern = None if len(payload) > _MAX_BYTES else _find_pattern(payload, chunk, self._decode)
+        if copied is None and self.is_useful:
+            self._learn(payload, chunk)
             copied = self._copy(payloads, start)
         return copied
+
+    def read_alike(self, data: bytes) -> tuple[ChatCompletionChunk, str] | None:
+        """Return the earlier chunk and the new content if a whole read is one event that differs only in its content, otherwise None.
+
+        The earlier chunk isn't a reader's, and must not be changed.
+        """
+        found = self._match(data)
+        if found is not None:
+            self._credit = min(_MAX_CREDIT, self._credit + 1 / FEW)
+        return found
+
+    def learn_read(self, data: bytes, chunk: ChatCompletionChunk) -> None:
+        """Have ``read_alike`` find reads like this one, whose chunk is given, if it is one event and its only text is content."""
+        ending = next((each for each in _ENDINGS if data.endswith(each)), b"")
+        if not (ending and data.startswith(_FIELD) and self.is_useful and _field_of_text(chunk) == "content"):
+            return
+        if self._match(data) is None:  # otherwise it is known, and came after something else
+            self._ending = ending
+            self._learn(data[len(_FIELD) : -len(ending)], chunk)
+
+    def _learn(self, payload: bytes, chunk: ChatCompletionChunk) -> None:
+        self._credit -= 1
+        self._pattern = pattern = None if len(payload) > _MAX_BYTES else _find_pattern(payload, chunk, self._decode)
+        self._read = None
+        if pattern is not None and pattern.field == "content" and self._ending:
+            self._read = _FIELD + pattern.head, pattern.tail + self._ending, pattern.chunk
+
+    def _match(self, data: bytes) -> tuple[ChatCompletionChunk, str] | None:
+        if self._read is None:
+            return None
+        head, tail, like = self._read
+        if not (len(head) + len(tail) < len(data) <= _MAX_BYTES and data.startswith(head) and data.endswith(tail)):
+            return None
+        try:
+            text = _read_text(data[len(head) - 1 : len(data) - len(tail) + 1])
+        except (msgspec.DecodeError, ValueError):
+            return None
+        return (like, text) if text else None
 
     def _copy(self, payloads: list[bytes], start: int) -> CopiedEvents | None:
         pattern = self._pattern
@@ -113,62 +152,14 @@ class RepeatedEvents:
         return CopiedEvents(chunks, pieces, longest, pattern.field == "content")
 
 
-class RepeatedReads:
-    """Recognises reads of one answer that are one event and differ from an earlier read only in their text.
-
-    Args:
-        decode: the fast decoder of these events.
-        limit_bytes: maximum size of an event.
-
-    Attributes:
-        chunk: the earlier read's chunk, which nobody else has; None if no read has been learned.
-    """
-
-    __slots__ = ("_credit", "_decode", "_head", "_limit", "_tail", "chunk")
-
-    def __init__(self, decode: Decode, *, limit_bytes: int = _MAX_BYTES) -> None:
-        self._decode = decode
-        self._limit = min(_MAX_BYTES, limit_bytes)
-        self._credit = _MAX_CREDIT
-        self._head = self._tail = b""  # the bytes around the text, with its quotes
-        self.chunk: ChatCompletionChunk | None = None
-
-    def learn(self, data: bytes, chunk: ChatCompletionChunk) -> None:
-        """Recognise reads like this one, whose chunk is given, if it is one event whose only text is content."""
-        if self._credit < 1 or len(data) > self._limit or _field_of_text(chunk) != "content":
-            return
-        if self.chunk is not None and data.startswith(self._head) and data.endswith(self._tail):
-            return  # it is known, and came after something else
-        payload = data[len(_FIELD) :].rstrip(b"\r\n")
-        end = data[len(_FIELD) + len(payload) :]
-        if not data.startswith(_FIELD) or end not in _ENDS or b"\n" in payload or b"\r" in payload:
-            return
-        self._credit -= 1
-        self.chunk = None
-        if (pattern := _find_pattern(payload, chunk, self._decode)) is not None:
-            self._head, self._tail = _FIELD + pattern.head, pattern.tail + end
-            self.chunk = with_text(chunk, chunk.choices[0].delta.content)
-
-    def text_of(self, data: bytes) -> str:
-        """Return the text of a read like the one that was learned, or "" if it isn't like it or has no text."""
-        head, tail, size = self._head, self._tail, len(data)
-        if not (len(head) + len(tail) < size <= self._limit and data.startswith(head) and data.endswith(tail)):
-            return ""
-        try:
-            text = _read_text(data[len(head) - 1 : size - len(tail) + 1])
-        except (msgspec.DecodeError, ValueError):
-            return ""
-        self._credit = min(_MAX_CREDIT, self._credit + 1 / FEW)
-        return text
-
-
 def _find_pattern(payload: bytes, chunk: ChatCompletionChunk, decode: Decode) -> _Pattern | None:
     """Return the pattern of an event, or None if it can't be copied or its text isn't found.
 
-    A string of the event is its text if another string in its place becomes the text of the chunk and changes nothing else.
+    A string of the event is its text if another string in its place becomes the text of the chunk and changes nothing else. The pattern's
+    chunk is a copy, because readers may change theirs.
     """
     field = _field_of_text(chunk)
-    if field is None:
+    if field is None or b"\n" in payload or b"\r" in payload:  # line ends stand for several lines, or for a second event of the read
         return None
     expected = with_text(chunk, _PROBE, field)
     for number, found in enumerate(_find_strings(payload)):
@@ -177,7 +168,7 @@ def _find_pattern(payload: bytes, chunk: ChatCompletionChunk, decode: Decode) ->
         head, tail = payload[: found.start(1)], payload[found.end(1) :]
         try:
             if decode(head + _PROBE.encode() + tail) == expected:
-                return _Pattern(head, tail, chunk, field)
+                return _Pattern(head, tail, expected, field)
         except (msgspec.DecodeError, ValueError, RecursionError):
             continue
     return None

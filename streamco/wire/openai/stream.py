@@ -24,7 +24,7 @@ from streamco.wire.openai.further_fields import may_hold_text
 from streamco.wire.openai.json_body import JSONBody, decode_body, excerpt, is_json, split_answer
 from streamco.wire.openai.lenient_decode import CumulativeText, build_chunk, decode_object, find_usage, newer_usage
 from streamco.wire.openai.other_apis import OddEvents, foreign_answer
-from streamco.wire.openai.repeated_events import FEW, RepeatedEvents, RepeatedReads
+from streamco.wire.openai.repeated_events import FEW, RepeatedEvents
 from streamco.wire.openai.token_estimate import ONE_TOKEN, estimate_delta, estimate_tokens, is_text
 from streamco.wire.openai.tool_calls import ChoiceNumbers
 from streamco.wire.sse import SSEParser
@@ -77,7 +77,6 @@ class ChatStreamParser:
         """What has come so far to mark the answer's end."""
         self._extended = ExtendedDecoder(api)
         self._repeated = RepeatedEvents(self._extended.usual)
-        self._reads = RepeatedReads(self._extended.usual, limit_bytes=limits.event_bytes)
         self._sse = SSEParser(limit_bytes=limits.event_bytes)
         self._answer_bytes = limits.answer_bytes  # bytes left of the limit
         self._text: list[str] = []  # content of the first choice
@@ -148,13 +147,13 @@ class ChatStreamParser:
         return self._read(payloads) if payloads else []
 
     def feed_repeated(self, data: bytes) -> TextRepeated | None:
-        """Parse one read if it is an event like an earlier one except for its text. Return None if it isn't; then nothing was parsed."""
-        like = self._reads.chunk
-        if like is None or not (self.goes_on and self._sse.is_between) or len(data) > self._answer_bytes:
+        """Parse one read if it is an event that differs from an earlier one only in its content. None means that nothing was parsed."""
+        if not (self.goes_on and self._sse.is_between) or len(data) > min(self._answer_bytes, self.limits.event_bytes):
             return None
-        text = self._reads.text_of(data)
-        if not text:
+        found = self._repeated.read_alike(data)
+        if found is None:
             return None
+        like, text = found
         self._answer_bytes -= len(data)
         self._sse.events += 1
         self._text.append(text)
@@ -163,7 +162,7 @@ class ChatStreamParser:
 
     def learn_repeated(self, data: bytes, chunk: ChatCompletionChunk) -> None:
         """Have ``feed_repeated`` find reads like the last one, which had one chunk."""
-        self._reads.learn(data, chunk)
+        self._repeated.learn_read(data, chunk)
 
     def close(self, *, is_proper: bool = True) -> list[ChatCompletionChunk]:
         """Handle the end of the body. Return the chunks of a last event without its blank line, or of a body that is one JSON answer.

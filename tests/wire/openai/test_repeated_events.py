@@ -14,7 +14,7 @@ from streamco._native import scan_events
 from streamco.config import Limits
 from streamco.openai_types import ChatCompletionChunk
 from streamco.wire.openai.fast_decode import decode_chat_chunk, decode_text_chunk
-from streamco.wire.openai.repeated_events import FEW, RepeatedEvents, RepeatedReads
+from streamco.wire.openai.repeated_events import FEW, RepeatedEvents
 from streamco.wire.openai.stream import ChatStreamParser
 from tests.support.examples import examples
 from tests.wire.openai.events import chunk, event, read, text_of
@@ -266,21 +266,23 @@ def test_reads_that_end_inside_of_an_event_do_not_repeat(cuts: list[int]) -> Non
     ],
 )
 def test_another_read_does_not_repeat(other: bytes) -> None:
-    reads = RepeatedReads(decode_chat_chunk)
+    reads = RepeatedEvents(decode_chat_chunk)
     first = payload("a")
-    reads.learn(b"data: " + first + b"\n\n", decode_chat_chunk(first))
-    assert reads.chunk is not None
-    assert reads.text_of(b"data: " + payload("b") + b"\n\n") == "b"
-    assert reads.text_of(other) == ""
+    reads.learn_read(b"data: " + first + b"\n\n", decode_chat_chunk(first))
+    found = reads.read_alike(b"data: " + payload("b") + b"\n\n")
+    assert found is not None
+    assert found[1] == "b"
+    assert reads.read_alike(other) is None
 
 
 def test_a_server_whose_reads_all_differ_is_soon_left_alone() -> None:
-    reads, learned = RepeatedReads(decode_chat_chunk), []
+    reads, learned = RepeatedEvents(decode_chat_chunk), 0
     for number in range(100):
         each = payload("a", created=number)
-        reads.learn(b"data: " + each + b"\n\n", decode_chat_chunk(each))
-        learned.append(reads.chunk)
-    assert len(set(map(id, learned))) <= 4
+        data = b"data: " + each + b"\n\n"
+        reads.learn_read(data, decode_chat_chunk(each))
+        learned += reads.read_alike(data) is not None
+    assert learned <= 4
 
 
 def reads_between(other: bytes, every: int) -> list[bytes]:
