@@ -20,8 +20,8 @@
         ├── StreamConsumed
         └── ConcurrentRead
 
-Every message states what was expected, what was received and where. Text that had arrived before the failure is in ``.partial``, and the
-answer's figures are in ``.report``.
+Every message says what is wrong and where: what was expected and what was received, if anything was. Text that had arrived before the
+failure is in ``.partial``, and the answer's figures are in ``.report``.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class TokensReceived(Struct, frozen=True):
 
 
 class TextRepeated(Struct, frozen=True, gc=False):
-    """A chunk has come from an endpoint that is like an earlier chunk except for its text.
+    """An endpoint has sent a chunk that differs from an earlier one only in its text.
 
     Args:
         source: name of the endpoint.

@@ -109,7 +109,7 @@ class PendingAnswer:
         return self._asked.complete(self.driver.report(), self._notes(self.driver))
 
     def describe(self, error: StreamcoError) -> None:
-        """Give the error that the answer ended with the answer's figures, unless it has those of another answer."""
+        """Put the answer's figures on the error that ended it, unless the error already has some."""
         if error.report is None:
             error.report = self.report()
 

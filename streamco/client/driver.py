@@ -18,7 +18,7 @@ Batch = tuple[str, list[ChatCompletionChunk], float]
 
 
 Relay = Callable[[ChatCompletionChunk, str], Awaitable[None]]
-"""Passes on the text of a chunk that is like an earlier chunk except for it: takes the earlier chunk and the text."""
+"""Passes on a chunk that differs from an earlier one only in its text: takes the earlier chunk, which it must not change, and the text."""
 
 
 class SpeculatedChunk(ChatCompletionChunk, kw_only=True, gc=False):

@@ -178,7 +178,7 @@ class ChatStream(AnswerStream[ChatCompletionChunk]):
         self._relay: Relay | None = None
 
     def relaying(self, relay: Relay) -> AsyncGenerator[ChatCompletionChunk, None]:
-        """Iterate the stream, for a program that sends chunks on: most chunks of plain text come as an earlier chunk and the new text.
+        """Iterate the stream as usual, but without a chunk for most plain text, which goes to a function: for programs that pass text on.
 
         Args:
             relay: awaited with the earlier chunk, which it must not change, and the new text, in order with the chunks of the iteration.

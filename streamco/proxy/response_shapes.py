@@ -161,7 +161,7 @@ class _Shape:
         return self._encode(chunk, origin)
 
     def repeat(self, like: ChatCompletionChunk, text: str) -> bytes:
-        """Return the event for a chunk that is like another one except for its text. The other one isn't changed meanwhile."""
+        """Return the event for a chunk that differs from ``like`` only in its text; ``like`` must never change."""
         if like is self._like:
             head, tail = self._around
             return b"%b%b%b" % (head, encode(text), tail)
