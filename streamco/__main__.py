@@ -1,4 +1,4 @@
-"""``python -m streamco``: the same as the ``streamco`` command."""
+"""Makes ``python -m streamco`` the same as the ``streamco`` command."""
 
 from __future__ import annotations
 

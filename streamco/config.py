@@ -1,4 +1,4 @@
-"""The frozen option structs of clients and endpoints, with the unit and the reason next to each default."""
+"""The frozen option structs for clients and endpoints, with the unit and the reason next to each default."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ __all__ = [
 
 
 class _OptionsMeta(StructMeta):
-    """Metaclass of the option structs: it lists the valid options in the error for a wrong call."""
+    """Metaclass of the option structs. If one is called wrongly, its error lists the valid options."""
 
     if not TYPE_CHECKING:  # type checkers read the fields
 
         def __call__(self, *values: Any, **options: Any) -> Any:
-            """Return the options.
+            """Create the options.
 
             Raises:
                 TypeError: an option is passed by position, or its name is unknown.
@@ -52,7 +52,7 @@ class _OptionsMeta(StructMeta):
 
 
 class Options(Struct, frozen=True, kw_only=True, metaclass=_OptionsMeta):
-    """Base class of the option structs that users create; options are passed by keyword."""
+    """Base class of the option structs that users create. Options are passed by keyword."""
 
 
 READING = 4.8  # tokens/s; DiSCo section 2.2: mean silent reading speed
@@ -60,14 +60,14 @@ LISTENING = 3.5  # tokens/s; DiSCo section 2.2: mean speaking rate
 
 Pace = float | Literal["reading", "listening", "smooth"] | None
 ReaderPace = float | Literal["smooth"] | None
-"""A parsed pace: tokens per second, "smooth" (as fast as the text arrives, but evenly), or None (each piece as soon as it arrives)."""
+"""A parsed pace: tokens per second, "smooth" (as fast as the text arrives, but evenly), or None (deliver text as soon as it arrives)."""
 
 
 def parse_pace(pace: float | str | None) -> ReaderPace:
-    """Parse a ``pace`` setting into tokens per second, "smooth" (follow the text), or None (deliver at once).
+    """Parse a ``pace`` setting into tokens per second, "smooth" (as fast as the text arrives, but evenly), or None (deliver at once).
 
     Raises:
-        ConfigError: not None, a positive finite number, "reading", "listening" or "smooth".
+        ConfigError: the setting isn't None, a positive finite number, "reading", "listening" or "smooth".
     """
     match pace:
         case None:
@@ -96,8 +96,8 @@ class Timeouts(Options, frozen=True, kw_only=True):
     connect: float | None = 10.0  # DNS + TCP + TLS; a healthy host answers in well under a second
     first_token: float | None = 60.0  # from sending the request to the first content; reasoning models think this long
     next_token: float | None = 30.0  # between content; servers that stall in the middle of a stream keep the socket open
-    socket: float | None = 120.0  # any bytes at all, keep-alive comments included
-    total: float | None = None  # the whole answer, retries included; without it an answer may take as long as content keeps coming
+    socket: float | None = 120.0  # any bytes at all, including keep-alive comments
+    total: float | None = None  # the whole answer, including retries; without it an answer may take as long as content keeps arriving
     cancel: float | None = 2.0  # a cancel is awaited this long before the connection is aborted
 
     def __post_init__(self) -> None:
@@ -127,12 +127,12 @@ class RetryPolicy(Options, frozen=True, kw_only=True):
             raise ConfigError("retry: backoff: expected seconds, got inf")
 
 
-_MIN_AHEAD = 32  # tokens; with fewer a device would be parked and woken all the time
+_MIN_AHEAD = 32  # tokens; with fewer, a device would be parked and woken all the time
 _LEAST_AHEAD = 3  # tokens: one in the engine, one on its way and one with the reader
 
 
 class Limits(Options, frozen=True, kw_only=True):
-    """Size limits: beyond them, data is refused or a source is paused."""
+    """Size limits. Data beyond them is refused, or its source is paused."""
 
     event_bytes: int = 16 << 20  # one SSE event; text needs less than 100 kB, a generated image several MB
     body_bytes: int = 16 << 20  # one non-streamed answer
@@ -156,11 +156,11 @@ class Limits(Options, frozen=True, kw_only=True):
         return max(_LEAST_AHEAD, min(self.unread_tokens, max(_MIN_AHEAD, round(pace * self.lookahead))))
 
     def device_buffers(self, pace: float) -> tuple[int, int]:
-        """Divide the tokens that a device may be ahead among the buffers, so that together they hold at most ``tokens_ahead``.
+        """Divide the tokens that a device may be ahead among two buffers, so that together they hold at most ``tokens_ahead``.
 
         Returns:
-            The number of tokens that may wait for the pace before reading from the device stops, and the number that its engine may
-            buffer. One read may take everything that the engine has buffered, and the engine then fills its buffer again.
+            How many tokens may wait for the pace before reading from the device stops, and how many its engine may buffer. A single read
+            may take everything that the engine has buffered, and the engine then fills its buffer again.
         """
         ahead = self.tokens_ahead(pace)
         kept = max(1, ahead // 4)
@@ -169,14 +169,14 @@ class Limits(Options, frozen=True, kw_only=True):
 
 NO_LIMIT = -1
 """The ``max_tokens`` value that asks LM Studio, llama.cpp and Ollama for an answer of any length."""
-_ANY_SEED = (-1, 0xFFFFFFFF)  # llama.cpp's default is -1 in 32 bits; LM Studio, KoboldCpp and their front ends send one of the two
+_ANY_SEED = (-1, 0xFFFFFFFF)  # llama.cpp's default is -1 in 32 bits; LM Studio, KoboldCpp and their front ends send one of these
 
 
 class SamplingOptions(Options, frozen=True, kw_only=True):
-    """Sampling settings, under OpenAI's and llama.cpp's names; None means the endpoint's default.
+    """Sampling settings, under OpenAI's and llama.cpp's names. None means the endpoint's default.
 
-    With ``is_unlimited`` the request set ``max_tokens`` to -1, which means no limit. ``max_tokens`` is then None, and servers that accept
-    -1 are sent it.
+    ``is_unlimited`` is True if the request set ``max_tokens`` to -1, which means no limit. Then ``max_tokens`` is None, and -1 is sent to
+    servers that accept it.
     """
 
     temperature: float | None = None  # 0: greedy
@@ -193,7 +193,7 @@ class SamplingOptions(Options, frozen=True, kw_only=True):
 
     @property
     def fixed_seed(self) -> int | None:
-        """The seed for sampling, or None if no seed was given or the given one stands for a random seed (-1 and 4294967295)."""
+        """The seed for sampling, or None if no seed was given, or one that stands for a random seed (-1 or 4294967295)."""
         return None if self.seed in _ANY_SEED else self.seed
 
     def adjustments(self) -> list[str]:
@@ -205,7 +205,7 @@ def check_share(name: str, value: float) -> None:
     """Check that a share is between 0 and 1.
 
     Raises:
-        ConfigError: it is outside 0..1.
+        ConfigError: the value is outside 0..1.
     """
     if not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
         raise ConfigError(f"{name}: expected a share from 0 to 1, got {value!r}")

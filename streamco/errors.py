@@ -1,9 +1,9 @@
-"""The exception hierarchy: each branch stands for where the fault lies.
+"""The exception hierarchy. Each branch says whose fault an error is.
 
 ::
 
     StreamcoError
-    ├── EndpointError             the other side; .endpoint, .partial
+    ├── EndpointError             an endpoint; .endpoint, .partial
     │   ├── EndpointConnectError
     │   ├── EndpointTimeoutError  .phase = connect | first_token | next_token | total
     │   ├── EndpointStatusError   .status .body .retry_after
@@ -20,8 +20,8 @@
         ├── StreamConsumed
         └── ConcurrentRead
 
-Every message says what is wrong and where: what was expected and what was received, if anything was. Text that had arrived before the
-failure is in ``.partial``, and the answer's figures are in ``.report``.
+Every message says where the error is, what was expected and, if anything was received, what that was. Text that arrived before the failure
+is in ``.partial``, and the answer's figures are in ``.report``.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ MAX_NAME = 100  # characters of a name in a message
 
 
 def shorten(text: str, size: int = MAX_TEXT) -> str:
-    """Shorten an error message to about ``size`` characters: the middle of a longer text is replaced by a note of its length.
+    """Shorten an error message to about ``size`` characters by replacing its middle with the text's length.
 
-    In an error message, the data that was received stands in the middle, or at the end after what was expected.
+    If an error message is long, this is because of received data, which it quotes in the middle or at the end.
     """
     if len(text) <= size:
         return text
@@ -86,17 +86,17 @@ def shorten(text: str, size: int = MAX_TEXT) -> str:
 
 
 class StreamcoError(Exception):
-    """The root of all errors that this package raises on purpose; they can be pickled with all their fields.
+    """The base class of all errors that this package raises on purpose. They can be pickled with all their fields.
 
-    The middle of a message of more than 2,000 characters is cut out, because it may quote the data that was received.
+    If a message has more than 2,000 characters, its middle is cut out, because it may quote received data.
     """
 
     partial: str = ""
-    """The text of the answer that had arrived; "" if there was none, or if the error isn't about an answer."""
+    """The text of the answer that had arrived before the error; "" if there was none, or if the error isn't about an answer."""
     code: str | None = None
     """OpenAI's machine-readable reason, such as "context_length_exceeded" for a prompt that is too long; None if there isn't one."""
     report: Any = None
-    """The figures of the failed answer, with its cost: a ``Report``. None if the answer hadn't begun, or if the error isn't about one."""
+    """The ``Report`` on the failed answer, with its cost; None if the answer hadn't begun, or if the error isn't about an answer."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(shorten(each) if isinstance(each, str) else each for each in args))
@@ -114,7 +114,7 @@ class EndpointError(StreamcoError):
         partial: the text that this endpoint had generated before it failed.
 
     Attributes:
-        unable: names of the endpoints that couldn't continue its answer, because they don't support continuing an answer.
+        unable: names of the other endpoints that couldn't continue this endpoint's answer, because they don't support that.
     """
 
     unable: tuple[str, ...] = ()
@@ -136,14 +136,14 @@ def why_unable(names: Sequence[str]) -> str:
 
 
 class EndpointConnectError(EndpointError):
-    """A failed connection: refused, unreachable, name not found, TLS failure, or cut before the response began."""
+    """A connection failed: it was refused, unreachable or cut before the response began, the name wasn't found, or TLS failed."""
 
 
 class EndpointTimeoutError(EndpointError):
-    """A phase that took longer than its limit.
+    """A phase of the request took longer than its limit.
 
     Args:
-        phase: which limit: ``connect``, ``first_token`` (content), ``next_token`` (between content tokens) or ``total`` (the whole answer).
+        phase: ``connect``, ``first_token`` (until the first content), ``next_token`` (between content) or ``total`` (the whole answer).
         limit: the limit in seconds.
     """
 
@@ -158,9 +158,9 @@ class EndpointStatusError(EndpointError):
 
     Args:
         status: the HTTP status, or the status that matches the error event.
-        body: body of the response, at most 64 KiB of it.
-        retry_after: seconds that the server asked the client to wait, or None if it didn't ask.
-        code: the reason that the server named, or "context_length_exceeded" if its text says that in other words; None if there is none.
+        body: the response's body, cut off after 64 KiB.
+        retry_after: how many seconds the server asked the client to wait; None if it didn't ask.
+        code: the reason that the server gave, or "context_length_exceeded" if its text says so in other words; None if it gave none.
     """
 
     def __init__(
@@ -182,11 +182,11 @@ class EndpointStatusError(EndpointError):
 
 
 class EndpointProtocolError(EndpointError):
-    """Bytes from the endpoint that break its protocol: malformed, truncated, too large, or from a different API.
+    """The endpoint's response breaks its protocol: it is malformed, truncated, too large, or from a different API.
 
     Args:
-        is_lasting: the same request would fail in the same way again, because the address belongs to a different API.
-        is_limit: the response is larger than the caller's ``Limits`` allow.
+        is_lasting: True if the same request would fail again in the same way, because the address belongs to a different API.
+        is_limit: True if the response is larger than the caller's ``Limits`` allow.
     """
 
     def __init__(self, message: str, *, is_lasting: bool = False, is_limit: bool = False, endpoint: str = "", partial: str = "") -> None:
@@ -202,7 +202,7 @@ class UnparsedAnswer(EndpointError):
         message: what was expected and what was received.
         completion: the answer, a ``streamco.types.Answer``; its text is also in ``partial``.
         code: "length" if the token limit cut it off, "content_filter" if a content filter did, or "invalid" if its text isn't valid JSON
-            for the class; then ``__cause__`` is pydantic's error.
+            for the class, in which case ``__cause__`` is pydantic's error.
     """
 
     def __init__(self, message: str, *, completion: Any, code: str, endpoint: str = "", partial: str = "") -> None:
@@ -212,11 +212,11 @@ class UnparsedAnswer(EndpointError):
 
 
 class EngineError(EndpointError):
-    """A failure of the model on this machine: it could not be loaded, or a decode failed."""
+    """The model on this machine failed: it could not be loaded, or a decode failed."""
 
 
 class PromptError(EngineError):
-    """A prompt that the model on this machine can't process; the engine is fine, and can take other prompts."""
+    """The model on this machine can't process this prompt. The engine itself is fine, and can process other prompts."""
 
 
 class AllEndpointsFailed(StreamcoError):
@@ -228,7 +228,7 @@ class AllEndpointsFailed(StreamcoError):
     """
 
     retry_after: float | None
-    """Seconds until the first of the endpoints may be asked again, as their servers said, or None if none did."""
+    """How many seconds to wait until one of the endpoints may be asked again, as its server said; None if no server said so."""
 
     def __init__(self, errors: Mapping[str, Exception], *, partial: str = "") -> None:
         self.errors = dict(errors)
@@ -250,7 +250,7 @@ class DegradedError(StreamcoError):
 
     Args:
         message: what was asked for, and what would happen instead.
-        kind: what happened, as the log names it.
+        kind: the kind of degradation, under its name in the log.
         endpoint: name of the endpoint that can't be used as requested.
         partial: the text that the reader had received.
     """
@@ -263,12 +263,12 @@ class DegradedError(StreamcoError):
 
 
 class ConfigError(StreamcoError, ValueError):
-    """A wrong setting: the message names the setting, what was expected and what was given.
+    """A setting is wrong. The message names the setting, and says what was expected and what was given.
 
     Args:
-        message: what was expected and what was given.
-        field: the field of the request that is at fault, or None if it is the one that the message begins with.
-        code: OpenAI's machine-readable reason, or None; "context_length_exceeded" means that no endpoint has room for the prompt.
+        message: the setting, what was expected and what was given.
+        field: the field of the request that is wrong; None if the message begins with its name.
+        code: OpenAI's machine-readable reason, or None. "context_length_exceeded" means that no endpoint has room for the prompt.
     """
 
     def __init__(self, message: str, *, field: str | None = None, code: str | None = None) -> None:
@@ -278,7 +278,7 @@ class ConfigError(StreamcoError, ValueError):
 
 
 class UsageError(StreamcoError, RuntimeError):
-    """A call that isn't allowed at this point."""
+    """This call isn't allowed at this point."""
 
 
 class StreamClosed(UsageError):
@@ -302,9 +302,9 @@ _REFUSALS = frozenset({401, 403, 404})
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return True if a server refuses for a reason that won't go away by retrying.
+    """Return True if a server refused a request for a reason that a retry won't change.
 
-    It rejected the key (401), denied permission (403) or doesn't know the model (404), or its address belongs to a different API.
+    Either it rejected the key (401), denied permission (403) or doesn't know the model (404), or its address belongs to a different API.
     """
     if isinstance(error, EndpointProtocolError):
         return error.is_lasting

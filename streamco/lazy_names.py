@@ -13,7 +13,7 @@ __all__ = ["lazy_names"]
 def lazy_names(
     package: str, homes: Mapping[str, Sequence[str]], submodules: Sequence[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the ``__getattr__`` and the ``__dir__`` functions for a package.
+    """Return the ``__getattr__`` and ``__dir__`` functions for a package.
 
     Args:
         package: the package's name.
@@ -24,7 +24,7 @@ def lazy_names(
 
     def load(name: str) -> Any:
         if name in submodules:
-            return import_module(f"{package}.{name}")  # this sets the attribute, too
+            return import_module(f"{package}.{name}")  # this also sets the attribute
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(home_of[name]), name)

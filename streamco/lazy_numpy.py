@@ -1,8 +1,8 @@
-"""numpy, imported when it is first used, because a client needs it only when it has something to learn from.
+"""Imports numpy when it is first used, because a client needs it only when it has something to learn from.
 
     from streamco.lazy_numpy import np
 
-Use ``np`` like the module, inside functions. Type aliases belong below ``TYPE_CHECKING``.
+Use ``np`` like the module, but only inside functions. Type aliases belong below ``TYPE_CHECKING``.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 __all__ = ["is_numpy_loaded", "load_numpy", "np"]
 
-_PARTS = ("numpy", "numpy.ma")  # numpy itself imports the second when a median is first computed
+_PARTS = ("numpy", "numpy.ma")  # numpy itself imports numpy.ma when a median is first computed
 
 
 class _Numpy:
-    """Stands in for the module. Each name is looked up there once."""
+    """Stands in for the numpy module. Each name is looked up in numpy only once."""
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(import_module("numpy"), name)

@@ -1,7 +1,7 @@
 """Runs any core machine on asyncio: passes it events, carries out its commands in order, and wakes it at its deadline.
 
-``streamco/sim/driver.py`` does the same in SimPy. Drivers inherit from these classes instead of holding such an object, because two objects
-that refer to each other would outlive their work until the garbage collector runs.
+``streamco/sim/driver.py`` does the same in SimPy. Drivers inherit from these classes instead of holding an instance of them, because two
+objects that refer to each other would stay in memory until the garbage collector runs.
 """
 
 from __future__ import annotations
@@ -26,32 +26,33 @@ Event_contra = TypeVar("Event_contra", contravariant=True)
 
 
 class StepLog(Protocol[Event_contra, CommandT]):
-    """Records each step of a machine: a list, for replay, or an object that turns the steps into log lines."""
+    """Records each step of a machine. It may be a list, for replay, or an object that turns the steps into log lines."""
 
     def append(self, step: tuple[float, Event_contra | None, list[CommandT]], /) -> None:
-        """Record a step: the time in seconds, the event (None for the deadline or the start), and the commands."""
+        """Record a step, given as its time in seconds, its event (None for the deadline or the start), and its commands."""
         ...
 
 
 def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
-    """Return the system's monotonic clock, or the loop's clock if the loop doesn't use the system's (virtual time).
+    """Return the system's monotonic clock, or the loop's own clock if the loop runs on virtual time.
 
-    The system's clock is better than an ordinary loop's: uvloop truncates its time to milliseconds, and asyncio's costs one more call.
+    The system's clock is better than an ordinary loop's clock, because uvloop truncates the time to milliseconds, and asyncio's clock costs
+    one more call.
     """
     has_own = isinstance(loop, asyncio.BaseEventLoop) and type(loop).time is not asyncio.BaseEventLoop.time
     return loop.time if has_own else time.monotonic
 
 
 class MachineDriver(ABC, Generic[EventT, CommandT]):
-    """A machine on the running event loop, with its clock and its timer. All methods must be called in the loop's thread.
+    """Runs a machine on the running event loop, with a clock and a timer. All methods must be called in the loop's thread.
 
     Args:
-        machine: the machine, not started yet.
-        clock: a monotonic clock in seconds; None uses ``clock_of`` the loop.
+        machine: the machine, which must not be started yet.
+        clock: a monotonic clock in seconds; if None, ``clock_of`` chooses one for the loop.
         log: records every step, for replay or for log lines; None records nothing.
 
     Attributes:
-        machine: as given.
+        machine: the given machine.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
         self._process()
 
     def emit(self, event: EventT) -> None:
-        """Pass an event to the machine: at once, or after the step that is running."""
+        """Pass an event to the machine, at once or after the step that is running."""
         if not self._has_crashed:
             self._events.append(event)
             self._process()
@@ -110,14 +111,14 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
         self.machine.receive(event, now=now)
 
     def _after_step(self, now: float) -> None:
-        """Run after the commands of a step; a hook for subclasses."""
+        """Do nothing after a step's commands; subclasses may override this hook."""
 
     def _next_deadline(self) -> float | None:
-        """Return the time of the next ``_on_deadline``, or None if none is due."""
+        """Return when ``_on_deadline`` should be called next, or None if there is no deadline."""
         return self.machine.next_deadline()
 
     def _on_deadline(self, now: float) -> None:
-        """Handle the deadline: do what is due at ``now``."""
+        """Handle the deadline, by letting the machine do the work that is due at ``now``."""
         if not self._has_crashed:
             self._events.append(None)
             self._process()
@@ -125,7 +126,7 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
     # The steps of the machine
 
     def _process(self) -> None:
-        """Pass the queued events to the machine in order, and carry out the commands of each."""
+        """Pass the queued events to the machine in order, and carry out the commands after each event."""
         if self._is_stepping:
             return
         self._is_stepping = True
@@ -153,7 +154,7 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
         self._arm(now)
 
     def _arm(self, now: float) -> None:
-        """Set the timer for the next deadline. A timer that would fire too early isn't replaced: it sets itself again, which is cheaper."""
+        """Set the timer for the next deadline. A timer that would fire too early is kept, because it is cheaper to set it again then."""
         deadline = None if self._has_crashed or self._is_over else self._next_deadline()
         if self._timer is not None:
             if deadline is not None and self._armed <= deadline:
@@ -176,7 +177,7 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
         now, deadline = self._clock(), self._next_deadline()
         if deadline is None or self._has_crashed:
             return
-        if deadline > now:  # it was moved, or the timer fired early: uvloop's may by a millisecond
+        if deadline > now:  # it was moved, or the timer fired early, as uvloop's may do by a millisecond
             self._set_timer(deadline, max(_MIN_DELAY, deadline - now))
             return
         self._on_deadline(now)
@@ -189,10 +190,10 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
 
 
 class TaskDriver(MachineDriver[EventT, CommandT]):
-    """A driver that does its IO in tasks: it is over when its work is done and the last task has ended.
+    """A driver that does its IO in tasks. It is over when its work is done and the last task has ended.
 
     Args:
-        machine: the machine, not started yet.
+        machine: the machine, which must not be started yet.
         on_over: called once when the work is done and all tasks have ended.
         clock: as for ``MachineDriver``.
         log: as for ``MachineDriver``.
@@ -212,11 +213,11 @@ class TaskDriver(MachineDriver[EventT, CommandT]):
 
     @property
     def is_over(self) -> bool:
-        """True if the work is done and no task runs any more."""
+        """True if the work is done and no task is running any more."""
         return self._is_over
 
     async def aclose(self) -> None:
-        """Stop all work and wait for its end; idempotent. If the caller is cancelled, the work is stopped all the same."""
+        """Stop all work and wait until it has ended. This is idempotent. If the caller is cancelled, the work is stopped all the same."""
         self.leave()
         await self._wait_for_tasks()
 
@@ -225,8 +226,8 @@ class TaskDriver(MachineDriver[EventT, CommandT]):
         """Stop all work without waiting, and drop everything unread."""
 
     def leave_soon(self) -> None:
-        """Call ``leave`` from any thread, even from a finaliser; does nothing if the loop is closed."""
-        with suppress(RuntimeError):  # the loop is closed: no work can run
+        """Schedule ``leave`` from any thread, even from a finaliser. This does nothing if the loop is closed."""
+        with suppress(RuntimeError):  # the loop is closed, so no work can run
             self._loop.call_soon_threadsafe(self.leave)
 
     # What a driver defines

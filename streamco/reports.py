@@ -1,4 +1,4 @@
-"""A client's reports: on one answer (``stream.report``), and on all answers so far (``client.totals``)."""
+"""The types of a client's reports, on one answer (``stream.report``) and on all answers so far (``client.totals``)."""
 
 from __future__ import annotations
 

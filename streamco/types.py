@@ -1,4 +1,4 @@
-"""Types that a client returns or takes: OpenAI's responses, token streams, and the interface for writing your own endpoint."""
+"""Types that a client returns or accepts: OpenAI's responses, token streams, and the interface for writing your own endpoint."""
 
 from __future__ import annotations
 

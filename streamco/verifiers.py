@@ -1,4 +1,4 @@
-"""Verifiers, for ``Speculate(verifier=...)``: the servers that check the device's drafts, and the policies for how long a draft is."""
+"""Verifiers for ``Speculate(verifier=...)``, which check the device's drafts, and policies that decide how long a draft is."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Compiled leaf modules and their pure-Python twins. Only this module chooses between them.
+"""Compiled modules and their pure-Python twins. Only this module chooses between them.
 
-The twins are used if ``STREAMCO_NO_NATIVE=1`` is set in the environment, or if the extensions were not built. Either all leaves are
-compiled or none is.
+The twins are used if ``STREAMCO_NO_NATIVE=1`` is set in the environment, or if the extensions were not built. Either all compiled modules
+are used, or none.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _why_pure() -> str:
 
 IS_PURE_WANTED = os.environ.get("STREAMCO_NO_NATIVE", "") not in {"", "0"}
 WHY_PURE = _why_pure()
-"""Why the twins are used, in words; "" if the compiled leaves are."""
+"""The reason why the twins are used, or "" if the compiled modules are used."""
 HAS_NATIVE = not WHY_PURE
 
 if TYPE_CHECKING or not HAS_NATIVE:

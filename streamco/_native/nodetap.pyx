@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""``nodetap_py.py`` compiled: the callback doesn't take the GIL, calls no Python code and can't raise.
+"""The compiled version of ``nodetap_py.py``. The callback doesn't take the GIL, calls no Python code and can't raise.
 
-Gain, measured on two cores on 2026-11-29 with SmolLM2 and four layers whose attention is read (12 interleaved pairs): with the
-twin, a token takes 1.13 times as much processor time (1.07 to 1.18), and 1.09 times (1.03 to 1.14) while nothing is read.
+The gain was measured on two cores on 2026-11-29, with SmolLM2 and four layers whose attention is read (12 interleaved pairs). With
+the twin, a token takes 1.13 times as much processor time (1.07 to 1.18), or 1.09 times (1.03 to 1.14) while nothing is read.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -108,7 +108,7 @@ cdef class NodeTap:
         self._state.nodes = self._state.count = 0
         strncpy(self._state.indexed, indexed, NAME - 1)
         self._state.indexed[NAME - 1] = 0
-        for name in wanted:  # its length may not be what it says
+        for name in wanted:  # counted here, because a sequence may report a wrong length
             node = self._state.nodes
             if node == MOST_NODES:
                 raise ValueError(f"node tap: expected at most {MOST_NODES} nodes, got more")

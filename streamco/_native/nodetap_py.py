@@ -1,8 +1,8 @@
-"""A tap that copies nodes of llama.cpp's graphs while they are computed; the specification of ``nodetap.pyx``.
+"""A tap that copies nodes of llama.cpp's graphs while they are computed. This is the specification of ``nodetap.pyx``.
 
-``llama_context_params.cb_eval`` is called for every node: first with ``ask``, before the node is computed, then with its values if the
-answer was yes. A SmolLM2 graph has 1,086 nodes. A Python function that answers no to each adds 3 ms to a token of 16 ms (more if another
-thread holds the GIL). The compiled one adds nothing measurable.
+llama.cpp calls ``llama_context_params.cb_eval`` for every node: first with ``ask``, before the node is computed, then with its values if
+the answer was yes. A SmolLM2 graph has 1,086 nodes. A Python function that answers no to each of them adds 3 ms to a token of 16 ms (more
+if another thread holds the GIL). The compiled function adds nothing measurable.
 
 Both twins read the leading fields of ``ggml_tensor`` as in ggml.h. The offset of the name shows whether the loaded library has the same
 layout (``is_understood``).
@@ -47,15 +47,15 @@ class NodeTap:
     Args:
         name_of: address of ``ggml_get_name``.
         read: address of ``ggml_backend_tensor_get``.
-        indexed: prefix of node names. The second source of such a node is copied before the node is computed, if it has 64-bit integers:
-            these are the cells to which the keys of a batch are written.
-        wanted: names of the nodes to copy, at most 512, with values in contiguous 32-bit floats. In the copies they have the numbers 1, 2,
-            ...
+        indexed: a prefix of node names. If a node has this prefix, and 64-bit integers as its second source, that source is copied before
+            the node is computed. It lists the cells to which the keys of a batch are written.
+        wanted: names of the nodes to copy, at most 512, whose values are contiguous 32-bit floats. The copies number them 1, 2, ... in
+            this order.
 
     Attributes:
         callback: address of the function for ``cb_eval``; the tap must outlive its contexts.
         state: value for ``cb_eval_user_data``.
-        is_understood: False after a node without the layout of ggml.h, of which nothing was read.
+        is_understood: False once a node did not have the layout of ggml.h. Nothing is read from such a node.
     """
 
     def __init__(self, name_of: int, read: int, indexed: bytes, wanted: Sequence[bytes]) -> None:
@@ -76,12 +76,14 @@ class NodeTap:
         self.state = 0
 
     def arm(self, values: bool, /) -> None:
-        """Drop all copies. If ``values`` is True, from now on copy the values of the wanted nodes besides the indices."""
+        """Drop all copies. If ``values`` is True, copy the values of the wanted nodes from now on, otherwise only the indices."""
         self._copies.clear()
         self._is_armed = values
 
     def copies(self) -> list[tuple[int, tuple[int, int, int, int], bytes]]:
-        """Return (number, shape with the innermost axis first, bytes) of each copy since ``arm``, in computing order; 0 is for indices.
+        """Return (number, shape with the innermost axis first, bytes) for each copy since ``arm``, in the order of computation.
+
+        The number is 0 for indices.
 
         Raises:
             MemoryError: there was not enough memory for a copy.
@@ -89,7 +91,7 @@ class NodeTap:
         return list(self._copies)
 
     def _called(self, address: int, ask: bool, _state: int) -> bool:
-        """Answer llama.cpp's call. The only possible error in here is running out of memory, and ctypes keeps exceptions from C."""
+        """Answer llama.cpp's call. The only possible error here is running out of memory, and ctypes never lets exceptions reach C."""
         if self._name_of(address) != address + _Tensor.name.offset:
             self.is_understood = False
             return False

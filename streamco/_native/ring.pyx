@@ -1,11 +1,11 @@
 # cython: language_level=3
-"""The ring of ``ring_py.py`` compiled: slots in one list, a position and a count; each operation runs without releasing the GIL.
+"""The compiled version of ``ring_py.py``, with slots in one list, a position and a count. No operation releases the GIL.
 
 ``ring_py.py`` is the specification. No foreign code runs between a check and the change that depends on it: a push only takes a reference,
 a drain only moves references, and ``close`` releases the items after the ring is empty.
 
-Gain, measured on two cores on 2026-11-29: an answer from the packaged model is no faster than with the twin, which takes 0.96 times as
-long per token (0.90 to 1.02, 20 interleaved pairs). In isolation, a token takes 0.05 us from thread to loop instead of 0.20 (``bench
+The gain was measured on two cores on 2026-11-29. An answer from the packaged model is no faster than with the twin, which takes 0.96 times
+as long per token (0.90 to 1.02, 20 interleaved pairs). In isolation, a token takes 0.05 us from thread to loop instead of 0.20 (``bench
 handoff``).
 """
 
@@ -17,7 +17,7 @@ from cpython.sequence cimport PySequence_Fast_GET_ITEM, PySequence_Fast_GET_SIZE
 cdef extern from *:
     """
     #define SLOT(list, index) (((PyListObject *)(list))->ob_item[index])
-    /* Put a new reference to item into a slot that holds None. Slots come as a bare pointer: no references to them are counted. */
+    /* Put a new reference to item into a slot that holds None. Slots are passed as a bare pointer, so they aren't reference-counted. */
     static inline void slot_fill(void *slots, Py_ssize_t index, PyObject *item) {
         Py_INCREF(item);
         SLOT(slots, index) = item;
@@ -44,7 +44,7 @@ cdef enum:
 cdef class Ring:
     cdef list _slots
     cdef Py_ssize_t _first, _next, _count
-    cdef Py_ssize_t _plain  # with 1 to _plain - 1 items in the ring a push returns just ACCEPTED; 0: none may succeed
+    cdef Py_ssize_t _plain  # with 1 to _plain - 1 items in the ring, a push returns just ACCEPTED; 0 if no push may succeed
     cdef readonly Py_ssize_t capacity, low_water
     cdef bint _starved, _finished, _closed
 
@@ -78,7 +78,7 @@ cdef class Ring:
         self._count += 1
 
     cdef int _refusal(self, Py_ssize_t wanted) noexcept:
-        """Return FULL or CLOSED if this many items can't be kept, else ACCEPTED."""
+        """Return FULL or CLOSED if this many items can't be added, else ACCEPTED."""
         if self._closed or self._finished:
             return CLOSED
         if self._count + wanted > self.capacity:
@@ -87,7 +87,7 @@ cdef class Ring:
         return ACCEPTED
 
     cdef int _flags(self, bint was_empty) noexcept:
-        """Return the flags of a push that kept items. Under the GIL an empty ring is an armed one: its consumer knows that it is empty."""
+        """Return the flags for a push that added items. Under the GIL, an empty ring is always armed: its consumer knows it is empty."""
         cdef int flags = ACCEPTED | WAKE if was_empty else ACCEPTED
         if self._count == self.capacity:
             self._starved = True

@@ -1,19 +1,19 @@
-"""A bounded queue from one producer thread to one consumer thread: the specification and pure twin of ``ring.pyx``.
+"""A bounded queue from one producer thread to one consumer thread. This is the specification and pure twin of ``ring.pyx``.
 
-The producer pushes and reads flags, and the consumer drains in batches. No call waits, since full and empty are return values.
+The producer pushes items and reads flags, and the consumer drains in batches. No call waits, since full and empty are return values.
 
 - *One wake-up per burst.* A drain that empties the ring arms it. The first push into an armed ring disarms it and returns ``WAKE``. Later
   pushes return without it, because the consumer is already awake. A wake-up may be spurious (the consumer then drains nothing), but is
   never lost.
-- *Full parks the producer.* The push that takes the last slot returns ``FILLED``. A push that finds too few slots returns ``FULL`` and
-  keeps nothing. ``take_unpark`` then returns True to the consumer, once, when the ring is at or below its low-water mark again.
-- *Either side may leave.* ``finish`` is the producer's end: items pushed before it can still be drained. ``close`` is the consumer's end:
-  items are dropped, and every later push returns ``CLOSED``.
+- *A full ring parks the producer.* The push that takes the last slot returns ``FILLED``. A push that finds too few slots returns ``FULL``
+  and adds nothing. ``take_unpark`` then returns True to the consumer, once, when the ring is at or below its low-water mark again.
+- *Either thread may leave.* The producer leaves with ``finish``, and items pushed before it can still be drained. The consumer leaves with
+  ``close``, which drops all items, and every later push returns ``CLOSED``.
 
 Threads: the native ring does each operation in one piece under the GIL. This one needs no lock either, because a deque's append and popleft
-are atomic, and each side writes its flag before it reads the other's (the comments give the order). On a build without a GIL the native
-module isn't marked safe, so CPython turns the GIL back on when it is imported. To do without a GIL, the positions need acquire and release
-order, and the arming an atomic exchange.
+are atomic, and each thread writes its flag before it reads the other's (the comments give the order). On a build without a GIL the native
+module isn't marked safe, so CPython turns the GIL back on when it is imported. To work without a GIL, the positions would need acquire and
+release order, and arming the ring would need an atomic exchange.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Generic, TypeVar
 
 __all__ = ["ACCEPTED", "CLOSED", "FILLED", "FULL", "WAKE", "Ring"]
 
-FULL = 0  # nothing kept, because there are too few free slots
-ACCEPTED = 1  # all items kept
+FULL = 0  # nothing was added, because there are too few free slots
+ACCEPTED = 1  # all items were added
 WAKE = 2  # the consumer may be asleep and must be woken
-FILLED = 4  # all items kept, and no slot is left
-CLOSED = 8  # nothing kept, because the consumer left or the producer had finished
+FILLED = 4  # all items were added, and no slot is left
+CLOSED = 8  # nothing was added, because the consumer has left or the producer has finished
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class Ring(Generic[T]):
         low_water: a parked producer may continue at or below this number of items, 0 <= low_water < capacity. None for half the capacity.
 
     Raises:
-        ValueError: one of them is out of range.
+        ValueError: ``capacity`` or ``low_water`` is out of range.
     """
 
     __slots__ = ("_armed", "_closed", "_finished", "_items", "_starved", "capacity", "low_water")
@@ -70,17 +70,17 @@ class Ring(Generic[T]):
 
     @property
     def is_finished(self) -> bool:
-        """True if the producer finished and all its items have been drained."""
+        """True if the producer has finished and all its items have been drained."""
         return self._finished and not self._items
 
     def push(self, item: T, /) -> int:
-        """Add one item and return flags; for the producer."""
+        """Add one item and return flags. Only the producer may call this."""
         return self._push_all((item,))
 
     def push_many(self, items: Sequence[T], /) -> int:
-        """Add a list or tuple of items and return flags; for the producer.
+        """Add a list or tuple of items and return flags. Only the producer may call this.
 
-        All items are kept, or none (``FULL``, ``CLOSED``). Without items it returns ``ACCEPTED``.
+        Either all items are added, or none (``FULL``, ``CLOSED``). If the list is empty and the ring is open, this returns ``ACCEPTED``.
 
         Raises:
             ValueError: there are more items than the ring has slots.
@@ -105,7 +105,7 @@ class Ring(Generic[T]):
         self._items.extend(items)
         flags = ACCEPTED
         if len(self._items) >= self.capacity:
-            self._starved = True  # set before the arming is read: a drain between the two armed the ring, and gets a wake-up
+            self._starved = True  # set before the arming is read: if a drain between the two arms the ring, it gets a wake-up
             flags |= FILLED
         if self._armed:
             self._armed = False
@@ -113,7 +113,7 @@ class Ring(Generic[T]):
         return flags
 
     def finish(self) -> int:
-        """End the producer's side; idempotent. Returns ``WAKE`` if the consumer must be woken, otherwise 0."""
+        """End the producer's part, and return ``WAKE`` if the consumer must be woken, otherwise 0. This is idempotent."""
         if self._finished or self._closed:
             return 0
         self._finished = True
@@ -123,7 +123,7 @@ class Ring(Generic[T]):
         return WAKE
 
     def drain(self, limit: int = 0, /) -> list[T]:
-        """Take all items, or the oldest ``limit`` of them (0 for all); for the consumer. Remaining items cause no wake-up.
+        """Take the oldest ``limit`` items, or all of them if it is 0. Only the consumer may call this. Remaining items cause no wake-up.
 
         Raises:
             ValueError: ``limit`` is negative.
@@ -138,13 +138,13 @@ class Ring(Generic[T]):
         return [self._items.popleft() for _ in range(count)]
 
     def take_unpark(self) -> bool:
-        """Return True once, after ``FILLED`` or ``FULL``, when the ring is at or below its low-water mark; for the consumer."""
+        """Return True once, when the ring is down at its low-water mark after ``FILLED`` or ``FULL``. Only the consumer may call this."""
         if not self._starved or len(self._items) > self.low_water:
             return False
         self._starved = False
         return True
 
     def close(self) -> None:
-        """Leave the ring and drop all items; for the consumer. Idempotent."""
+        """Leave the ring and drop all items. Only the consumer may call this. It is idempotent."""
         self._closed = True
         self._items.clear()

@@ -1,8 +1,10 @@
 # cython: language_level=3
-"""``ssescan_py.py`` compiled: scanning an event takes two ``memchr`` calls and one new bytes object, copying it three new structs.
+"""The compiled version of ``ssescan_py.py``.
 
-Gain, measured on two cores on 2026-11-29 with the client of ``bench stream`` (20 interleaved rounds): with the twin, an event takes 1.9
-times as much processor time in bulk, 1.3 times with a hundred streams, and 1.08 times (0.98 to 1.18) if each event wakes the reader.
+Scanning an event takes two ``memchr`` calls and one new bytes object, and copying it takes three new structs.
+
+The gain was measured on two cores on 2026-11-29 with the client of ``bench stream`` (20 interleaved rounds). With the twin, an event takes
+1.9 times as much processor time in bulk, 1.3 times with a hundred streams, and 1.08 times (0.98 to 1.18) if each event wakes the reader.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE

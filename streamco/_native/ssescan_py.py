@@ -1,11 +1,11 @@
-"""Scans and copies plain events of a stream: the specification and pure twin of ``ssescan.pyx``.
+"""Scans and copies plain events of a stream. This is the specification and pure twin of ``ssescan.pyx``.
 
 An event is plain if it has one ``data:`` line and then a blank line, both ended by LF or both by CRLF. Chat servers send such events.
 Anything else (comments, other fields, several lines, a lone CR, an incomplete event) stops the scan and is left to the caller.
 
-With 250-byte events (bench/timed/wire.py), the event layer is faster on the compiled scanner than on this twin: 14 times for events in
-bulk, and 5 times for one event per read. It is 4 times as fast as the best pure Python found (one bytes.split). With 220-byte events, a
-copy takes half as long as decoding the event with msgspec, or 1.5 times as long on this twin.
+With 250-byte events (bench/timed/wire.py), the event layer is 14 times as fast with the compiled scanner as with this twin for events in
+bulk, and 5 times as fast for one event per read. It is 4 times as fast as the best pure Python that we found (one bytes.split). With
+220-byte events, a copy takes half as long as decoding the event with msgspec, or 1.5 times as long with this twin.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ def scan_events(data: bytes, limit: int) -> tuple[list[bytes], int]:
 def copy_events(
     payloads: list[bytes], start: int, head: bytes, tail: bytes, *, chunk: Any, field: str, read_text: Callable[[bytes], str]
 ) -> tuple[list[Any], list[str], int]:
-    """Return the chunks of consecutive events that are alike except for one JSON string that isn't empty.
+    """Return the chunks of consecutive events that differ only in one JSON string, which isn't empty.
 
     Args:
         payloads: the events' data.
         start: index of the first event.
-        head: bytes of such an event up to the string, including the quote.
-        tail: its bytes from the string's second quote on.
-        chunk: the chunk of one such event. Its first choice, the choice's delta and the chunk itself are copied, each by ``__copy__``;
-            all their other values are shared.
+        head: the bytes of these events before the string, including its opening quote.
+        tail: the bytes after the string, beginning with its closing quote.
+        chunk: the chunk of one of these events. Its first choice, the choice's delta and the chunk itself are copied, each by
+            ``__copy__``. The copies share all their other values.
         field: the attribute of the delta that gets the string.
-        read_text: reads a JSON string with escapes from bytes; a ValueError ends the run before this event.
+        read_text: reads a JSON string with escapes from bytes. If it raises ValueError, the result ends before this event.
 
     Returns:
-        The chunks, the strings and the number of characters of the longest string. They end at the first event that isn't alike.
+        The chunks, the strings and the number of characters in the longest string. They end before the first event that differs more.
     """
     chunks: list[Any] = []
     pieces: list[str] = []

@@ -1,11 +1,11 @@
 # cython: language_level=3
-"""``tokenpack_py.py`` compiled: ids are packed in blocks of eight, by code made for each width (tokenpack.h).
+"""The compiled version of ``tokenpack_py.py``. It packs ids in blocks of eight, with separate code for each width (tokenpack.h).
 
 The twin is the specification. Arguments that are refused here are passed to the twin, which raises the error.
 
-Gain, measured on two cores on 2026-11-29: with the twin, a speculated answer takes 1.01 times as much processor time (0.95 to 1.08, 20
-interleaved pairs, both ends in one process); a hand-over's frame is written and read in 8 us instead of 23 if it holds 16 ids, and in 30
-instead of 195 if it holds 400.
+The gain was measured on two cores on 2026-11-29. With the twin, a speculated answer takes 1.01 times as much processor time (0.95 to 1.08,
+20 interleaved pairs, client and server in one process). The frame of a hand-over is written and read in 8 us instead of 23 if it has 16
+ids, and in 30 instead of 195 if it has 400.
 """
 
 import sys
@@ -29,13 +29,13 @@ cdef extern from "include/tokenpack.h":
     void unpack_ids(const uint8_t *data, unsigned bits, Py_ssize_t count, uint8_t *items, int itemsize) noexcept
 
 cdef enum:
-    TILE = 256  # ids copied at a time between a list and the blocks: whole blocks
+    TILE = 256  # ids copied at a time between a list and the blocks; a whole number of blocks
 
 cdef Py_ssize_t MOST = sys.maxsize // 32
 
 
 cdef inline Py_ssize_t _size(Py_ssize_t count, long bits) noexcept:
-    """Return how many bytes ``count`` ids take; -1 if ``count`` or ``bits`` is out of range."""
+    """Return how many bytes ``count`` ids take, or -1 if ``count`` or ``bits`` is out of range."""
     return (count * bits + 7) // 8 if 1 <= bits <= 32 and 0 <= count <= MOST else -1
 
 
@@ -134,7 +134,7 @@ def unpack_into(data, long bits, out, /):
 
 
 cdef bint _is_packed(const uint8_t *data, Py_ssize_t length, long bits, Py_ssize_t count) noexcept:
-    """Return True if the data is exactly as long as ``count`` ids, with no bit set after the last."""
+    """Return True if the data is exactly as long as ``count`` ids, with no bit set after the last id."""
     cdef Py_ssize_t size = _size(count, bits)
     return length == size and (count * bits % 8 == 0 or data[size - 1] >> (count * bits % 8) == 0)
 
@@ -152,8 +152,8 @@ cdef bint _open_packed(data, Py_buffer *view, long bits, Py_ssize_t count) excep
 cdef int _open_integers(source, Py_buffer *view) except -2:
     """Open a buffer of integers.
 
-    Return how many bits of an item can hold a non-negative value (31 for an int32), or -1, with nothing left open, if it isn't a suitable
-    buffer.
+    Return how many bits of an item can hold a non-negative value (31 for an int32). If the source isn't a suitable buffer, return -1 and
+    leave nothing open.
     """
     if not PyObject_CheckBuffer(source):
         return -1

@@ -1,14 +1,14 @@
-"""Packs integer ids of a fixed width into bits: the specification and pure twin of ``tokenpack.pyx``.
+"""Packs integer ids of a fixed width into bits. This is the specification and pure twin of ``tokenpack.pyx``.
 
 Bit order: the ids are written one after the other into one little-endian number, least significant bit first. Bit j of id i is bit
-(i * bits + j) of that number; byte k of the result holds its bits 8k to 8k + 7, bit 8k the least significant. The last byte is filled
-up with zero bits, and a reader refuses anything else there, so equal ids always give equal bytes. In one line::
+(i * bits + j) of that number. Byte k of the result holds bits 8k to 8k + 7, where bit 8k is the least significant. The last byte is padded
+with zero bits, and a reader refuses any other padding, so equal ids always give equal bytes. In one line::
 
     sum(id << (i * bits) for i, id in enumerate(ids)).to_bytes((len(ids) * bits + 7) // 8, "little")
 
-Ids come as a list or tuple of ints, or as a contiguous one-dimensional buffer of 16, 32 or 64-bit integers in native order (numpy,
-array.array, ctypes, a cast memoryview). Plain bytes are refused as ids, because nothing tells how wide an item is. Eight ids of b bits are
-b whole bytes, and both twins work in such blocks.
+Ids are passed as a list or tuple of ints, or as a contiguous one-dimensional buffer of 16, 32 or 64-bit integers in native order (numpy,
+array.array, ctypes, a cast memoryview). Plain bytes are refused as ids, because they don't say how wide an item is. Eight ids of b bits are
+b whole bytes, and both twins work in blocks of this size.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _ORDERS = {"@", "=", "<"} if sys.byteorder == "little" else {"@", "=", ">", "!"}
 
 
 def packed_size(count: int, bits: int, /) -> int:
-    """Return the number of bytes that ``count`` ids of ``bits`` bits take.
+    """Return how many bytes ``count`` ids of ``bits`` bits each take.
 
     Raises:
-        ValueError: bits is not 1 to 32, or count is negative.
+        ValueError: bits is not 1 to 32, or count is negative or too large.
     """
     if not 1 <= bits <= 32:
         raise ValueError(f"bits: expected a width of 1 to 32, got {bits}")
@@ -88,7 +88,7 @@ def unpack(data: Any, bits: int, count: int, /) -> list[int]:
 
 
 def unpack_into(data: Any, bits: int, out: Any, /) -> None:
-    """Unpack into ``out``, a writable buffer of integers with one item for each id; it must not share memory with data.
+    """Unpack ids into ``out``, a writable buffer of integers with one item for each id. It must not share memory with data.
 
     Raises:
         ValueError: as in ``unpack``, or ids of this width don't fit the items of ``out``.

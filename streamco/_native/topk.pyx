@@ -1,11 +1,11 @@
 # cython: language_level=3
-"""``topk_py.py`` compiled: each function goes through a row with a few of the loops in topk.h.
+"""The compiled version of ``topk_py.py``. Each function goes through a row with a few of the loops in topk.h.
 
 The twin is the specification. Arguments that are refused here are passed to the twin, which raises the error.
 
-Gain over numpy, which is used without it, measured on two cores on 2026-11-29 (interleaved pairs; a token of SmolLM2 took 25 ms): a draw
-from the whole distribution (temperature 1, nothing cut off) takes 0.2 ms instead of 7.5, which is 29 % of the token's time; if only
-``top_k`` is 0, it takes 0.7 ms less, which is 3 %; with the default settings the answer is no faster.
+The gain over numpy, which is used without it, was measured on two cores on 2026-11-29 (interleaved pairs; a token of SmolLM2 took 25 ms).
+Sampling from the whole distribution (temperature 1, nothing cut off) takes 0.2 ms instead of 7.5, which saves 29 % of the token's time. If
+only ``top_k`` is 0, it takes 0.7 ms less, which saves 3 %. With the default settings the answer is no faster.
 """
 
 import sys
@@ -34,7 +34,7 @@ cdef extern from "include/topk.h":
                            double top_p, double min_p, double u) noexcept
 
 cdef enum:
-    FIRST_LOOK = 64  # choices sorted at first if nothing says how many are needed
+    FIRST_LOOK = 64  # how many choices to sort at first if the number needed isn't known
     WRITABLE = 0x200  # PyBUF_WRITE of memoryview.h
 
 cdef Py_ssize_t LONGEST = (1 << 31) - 1
@@ -46,12 +46,12 @@ cdef _refused(function, arguments):
 
 
 cdef class _Row:
-    """A buffer of float32, held open for as long as this lives."""
+    """A buffer of float32, which stays open as long as this object exists."""
 
     cdef Py_buffer view
     cdef row_float *logits
     cdef Py_ssize_t count
-    cdef float highest  # -inf: no logit, or not looked for
+    cdef float highest  # -inf if there is no logit, or if it wasn't searched for
     cdef bint is_open
 
     def __dealloc__(self):
@@ -60,7 +60,7 @@ cdef class _Row:
 
 
 cdef _Row _open(source):
-    """Open a row; None if the source isn't a row of float32."""
+    """Open a row, or return None if the source isn't a row of float32."""
     cdef _Row row = _Row.__new__(_Row)
     row.highest = -INFINITY
     if not PyObject_CheckBuffer(source):
@@ -77,7 +77,7 @@ cdef _Row _open(source):
 
 
 cdef _Row _read(source):
-    """Open a row and find its highest logit; None if the source isn't a row of float32 with a logit above -inf."""
+    """Open a row and find its highest logit, or return None if the source isn't a row of float32 with a logit above -inf."""
     cdef _Row row = _open(source)
     if row is None:
         return None
@@ -147,7 +147,7 @@ def sample_row(row, double temperature, Py_ssize_t top_k, double top_p, double m
 
 cdef Py_ssize_t _draw(_Row row, Py_ssize_t room, bint is_all, double total, double temperature,
                       double top_p, double min_p, double u) except -2:
-    """Draw an id from the ``room`` best; return -1 if more of them are needed."""
+    """Sample an id from the ``room`` best ones, or return -1 if more of them are needed."""
     cdef Choice *kept = _allocate(room)
     cdef Py_ssize_t found = best_choices(row.logits, row.count, kept, room)
     cdef Py_ssize_t place = draw_choice(kept, found, is_all or found < room, total, temperature, top_p, min_p, u)

@@ -1,13 +1,13 @@
-"""Softmax, top-k and sampling of one row of logits: the specification and pure twin of ``topk.pyx``.
+"""Softmax, top-k and sampling for one row of logits. This is the specification and pure twin of ``topk.pyx``.
 
-A row is a contiguous one-dimensional buffer of float32 in native order, one logit for each token id: a numpy row, an ``array("f")``, or
-memory that somebody else owns (``row_at``). In every function:
+A row is a contiguous one-dimensional buffer of float32 in native order, with one logit for each token id. It may be a numpy row, an
+``array("f")``, or memory that somebody else owns (``row_at``). In every function:
 
 - NaN and -inf are never chosen and have probability 0 (log-probability -inf); +inf counts as the largest finite float32.
 - A row without a number above -inf is an error.
 - Among equal logits, the lower id comes first.
 
-The compiled twin adds up exponentials in float32 and double. Its probabilities agree with these to a relative 1e-5.
+The compiled twin adds up exponentials in float32 and double. Its probabilities agree with the ones here to within a relative 1e-5.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ORDERS = {"@", "=", "<"} if sys.byteorder == "little" else {"@", "=", ">", "!"}
 
 
 def row_at(address: int, length: int, /) -> memoryview[float]:
-    """Return the row of ``length`` float32 at an address. It isn't copied, so the memory must outlive the view.
+    """Return the row of ``length`` float32 values at an address. They aren't copied, so the memory must outlive the view.
 
     Raises:
         ValueError: the address is 0, or the length is not 1 to 2**31 - 1.
@@ -49,11 +49,11 @@ def argmax(row: Any, /) -> int:
 
 
 def softmax_into(row: Any, out: Any, /) -> None:
-    """Write the probability of every id to ``out``, a writable row of the same length. It may be the row itself.
+    """Write the probability of every id to ``out``, a writable row of the same length. ``out`` may be the row itself.
 
     Raises:
-        ValueError: see ``argmax``; or the lengths differ.
-        TypeError: one of them is not a row of float32, or ``out`` is read-only.
+        ValueError: as in ``argmax``, or the lengths differ.
+        TypeError: ``row`` or ``out`` is not a row of float32, or ``out`` is read-only.
     """
     logits = _logits(row)
     target = _view(out, "out")
@@ -69,10 +69,10 @@ def softmax_into(row: Any, out: Any, /) -> None:
 
 
 def top_k(row: Any, k: int, /) -> tuple[tuple[int, float], ...]:
-    """Return the ``k`` likeliest ids with their probabilities among all ids, best first; fewer if fewer have a logit above -inf.
+    """Return the ``k`` likeliest ids with their probabilities among all ids, likeliest first. Ids without a logit above -inf are left out.
 
     Raises:
-        ValueError: see ``argmax``; or k is below 1.
+        ValueError: as in ``argmax``, or k is below 1.
         TypeError: ``row`` is not a row of float32.
     """
     if k < 1:
@@ -87,7 +87,7 @@ def log_probability(row: Any, choice: int, /) -> float:
     """Return the natural logarithm of one id's probability.
 
     Raises:
-        ValueError: see ``argmax``; or the id is not in the row.
+        ValueError: as in ``argmax``, or the id is not in the row.
         TypeError: ``row`` is not a row of float32.
     """
     logits = _logits(row)
@@ -98,21 +98,21 @@ def log_probability(row: Any, choice: int, /) -> float:
 
 
 def sample_row(row: Any, temperature: float, top_k: int, top_p: float, min_p: float, u: float, /) -> int:  # noqa: PLR0917 - no keywords to parse
-    """Draw an id: among those that pass the filters, best first, the first with a cumulative share above ``u``.
+    """Sample an id. Of the ids that pass the filters, best first, this is the first one whose cumulative share is above ``u``.
 
-    Temperature divides the logits before any filter, as in OpenAI's API, vLLM and transformers. Both top_p and min_p look at the
-    probabilities that top_k leaves, and the stricter one counts.
+    The logits are divided by the temperature before any filter, as in OpenAI's API, vLLM and transformers. Both top_p and min_p apply to
+    the probabilities of the ids that top_k leaves, and the stricter one counts.
 
     Args:
         row: the logits.
         temperature: 0 or more; 0 for ``argmax``.
         top_k: keep only this many best ids; 0 for all.
         top_p: keep only the smallest set of best ids with at least this share; 1 for all.
-        min_p: keep only ids at least this share as likely as the best one; 0 for all.
-        u: random number, uniform in [0, 1).
+        min_p: keep only ids whose probability is at least this share of the best id's; 0 for all.
+        u: a random number, uniform in [0, 1).
 
     Raises:
-        ValueError: see ``argmax``; or a number is out of range.
+        ValueError: as in ``argmax``, or a number is out of range.
         TypeError: ``row`` is not a row of float32.
     """
     if not 0 <= temperature < inf or top_k < 0 or not 0 <= top_p <= 1 or not 0 <= min_p <= 1 or not 0 <= u < 1:

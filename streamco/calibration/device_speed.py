@@ -36,11 +36,11 @@ async def measure_device_speed(
     The lengths take turns, so that other load on the machine affects all of them.
 
     Args:
-        device: a device whose model is in this process; it is started here, and the caller closes it.
-        texts: what the prompts are made of.
-        lengths: prompt lengths in tokens, cut to what the device's context has room for.
+        device: a device whose model is in this process; this function starts it, and the caller closes it.
+        texts: texts that the prompts are made from.
+        lengths: prompt lengths in tokens; a length that doesn't fit into the device's context is shortened.
         turns: number of prompts of each length.
-        on_progress: called with the number of prompts so far and the number of all prompts.
+        on_progress: called with the number of prompts measured so far and the number of all prompts.
 
     Raises:
         EndpointError: the device failed.
@@ -64,7 +64,7 @@ async def measure_device_speed(
 
 
 def _prompts(ids: Sequence[int], lengths: Sequence[int], turns: int) -> list[list[int]]:
-    """Return prompts that begin at different tokens, because an engine still has the beginning of an earlier one in memory."""
+    """Return prompts that begin at different tokens, because an engine would still have a common beginning in memory."""
     prompts = []
     for turn in range(turns):
         for place, length in enumerate(lengths):

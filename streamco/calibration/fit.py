@@ -17,7 +17,7 @@ from streamco.profiles import PairProfile
 __all__ = ["BUDGETS", "VerifiedRound", "fit_pair", "importance_thresholds", "predicted_share"]
 
 BUDGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-_MAX_CHUNKS = 256  # as many chunks as the budget's steering plans over
+_MAX_CHUNKS = 256  # the same number of chunks that the budget's steering plans with
 
 
 class VerifiedRound(Struct, frozen=True, kw_only=True):
@@ -68,13 +68,13 @@ def fit_pair(
     target: str = "",
     note: str = "",
 ) -> PairProfile:
-    """Return the profile of a pair.
+    """Return the profile of a draft model and its target model.
 
     Args:
         rounds: drafts of up to ``window`` tokens, all verified by the rule ``greedy``.
         window: tokens drafted in a round (gamma).
         step_times: seconds that a step of the draft model on 1, 2, ... sequences takes.
-        rtt: round-trip time in seconds, as the link measured it; None for the wait minus the verifier's own time.
+        rtt: round-trip time in seconds, as the link measured it; None uses the wait minus the verifier's own time.
         verify_times: (drafted tokens, seconds) of the verifier's batches.
         remote_step: seconds between two tokens of the remote stream; None if not measured.
         draft: name of the draft model.
@@ -82,7 +82,7 @@ def fit_pair(
         note: remark for readers of the profile.
 
     Raises:
-        ConfigError: no round has a time.
+        ConfigError: no round has a time, or none has a token after its accepted ones.
     """
     verified = [each for each in rounds if each.ids]
     waits = [each.wait for each in verified if each.wait is not None]
@@ -116,9 +116,9 @@ def fit_pair(
 
 
 def importance_thresholds(importances: Sequence[float]) -> tuple[tuple[float, float], ...]:
-    """Return pairs of budget (0.1 to 0.9) and i_th, above which that share of the chunks lies, or () if there are no chunks.
+    """Return pairs of a budget (0.1 to 0.9) and the i_th that this share of the chunks exceeds, or () if there are no chunks.
 
-    This is the paper's own rule. At run time ``Offload.plan`` solves i_th over the chunks again, because P_conf keeps some of them back.
+    This is the paper's own rule. At run time, ``Offload.plan`` computes i_th again, because P_conf keeps some of the chunks on the device.
     """
     if not importances:
         return ()
@@ -129,7 +129,7 @@ def importance_thresholds(importances: Sequence[float]) -> tuple[tuple[float, fl
 def predicted_share(
     rounds: Sequence[VerifiedRound], acceptance: float, mean_confidence: float, *, wait: float, step_times: Sequence[float], window: int
 ) -> float | None:
-    """Return the share of rounds in which one of the branches that the wait has time for would have matched the verdict.
+    """Return the share of rounds in which a branch that could be drafted during the wait would have matched the verdict.
 
     Args:
         rounds: the measured rounds.

@@ -37,7 +37,7 @@ __all__ = ["GREEDY", "calibrate_pair", "measure_remote_step", "measure_rounds", 
 
 GREEDY = SamplingOptions(temperature=0)
 
-_TURNS = 3  # repetitions of every measured time; the median counts
+_TURNS = 3  # repetitions of every measured time, of which the median is used
 _SIZES = (1, 2, 4, 8, 16)  # lengths in tokens of the drafts that are timed
 _MAX_LOSSES = 5  # losses or refusals in a row that one answer tolerates
 _RETRY = 0.05  # seconds before a retry, if the refusal doesn't say how many
@@ -60,17 +60,17 @@ async def calibrate_pair(
 
     Args:
         device: the device that drafts; its engine must hold ``sequences`` + 1 sequences.
-        verifier: the verifier; it is started here, and the caller closes it.
-        requests: prompts like the ones in later use; they are answered in turn, by greedy decoding.
+        verifier: the verifier; this function starts it, and the caller closes it.
+        requests: prompts like the ones that your application sends; they are answered in turn, by greedy decoding.
         rounds: number of drafts to verify.
-        window: tokens of a draft (gamma).
+        window: number of tokens in a draft (gamma).
         sequences: the largest number of sequences for which step times are measured.
-        answer_tokens: largest number of tokens of one answer.
+        answer_tokens: maximum number of tokens in one answer.
         on_progress: called with the number of finished rounds and ``rounds``.
 
     Raises:
         ConfigError: there are no requests, or a number is below 1.
-        EndpointError: device or verifier can't be reached, or failed.
+        EndpointError: the device or the verifier can't be reached, or has failed.
         VerifierError: the verifier refuses this pair.
     """
     if not requests or min(rounds, window, sequences, answer_tokens) < 1:
@@ -128,14 +128,14 @@ async def measure_rounds(
     answer_tokens: int = 64,
     on_round: Callable[[int], None] | None = None,
 ) -> list[VerifiedRound]:
-    """Draft, wait for the verdict, and draft the next round, for one answer or its first ``rounds`` rounds.
+    """Make one answer, or its first ``rounds`` rounds, and return its rounds; each draft waits for the verdict on the one before.
 
-    The device's own token after a draft is computed while the verdict is awaited. The first round has no time, because the verifier reads
-    the prompt in it.
+    The device computes its own token after a draft while it waits for the verdict. The first round has no time, because the verifier
+    reads the prompt in it.
 
     Raises:
-        EndpointError: device or verifier failed.
-        VerifierError: the verifier doesn't verify any more.
+        EndpointError: the device or the verifier failed.
+        VerifierError: the verifier no longer verifies.
     """
     session = _CalibrationSession(verifier)
     drafter = await device.drafter(_greedy(request), emit=session.record_device_event)
@@ -198,12 +198,12 @@ async def _answer(
 async def measure_step_times(
     engine: HoldingEngine, prompt_ids: Sequence[int], *, sequences: int = 6, tokens: int = 8, turns: int = _TURNS
 ) -> tuple[float, ...]:
-    """Measure the seconds of a draft-model step that adds a token to each of 1, 2, ... sequences after one prompt.
+    """Measure how many seconds the draft model takes for a step that adds a token to each of 1, 2, ... sequences after one prompt.
 
-    The sequence counts take turns, so that other load on the machine affects all of them. The median of each counts.
+    The sequence counts take turns, so that other load on the machine affects all of them. The result is the median for each count.
 
     Raises:
-        EngineError: the engine failed, or holds fewer sequences.
+        EngineError: the engine failed, or can't hold that many sequences.
     """
     trunk = engine.hold("calibration")
     try:
@@ -237,15 +237,15 @@ async def measure_verify_times(
     """Return (drafted tokens, seconds) of the verifier's batches for drafts of several lengths, or () if it doesn't report its times.
 
     Args:
-        verifier: the verifier, probed.
+        verifier: the verifier, after ``probe``.
         prompt_ids: the context before the drafts.
-        verified: rounds that give the ids of the drafts.
+        verified: rounds whose ids are used for the drafts.
         max_drafted: maximum number of tokens in a draft.
-        turns: number of drafts of each length; their median counts.
+        turns: number of drafts of each length; the result has their median time.
 
     Raises:
         EndpointError: the verifier failed.
-        VerifierError: the verifier doesn't verify any more.
+        VerifierError: the verifier no longer verifies.
     """
     text = [token for each in verified for token in each.ids][: max(_SIZES)]
     sizes = [size for size in _SIZES if size <= min(max_drafted, len(text))]
@@ -263,10 +263,10 @@ async def measure_verify_times(
 
 
 async def measure_remote_step(remote: Endpoint, prompt_ids: Sequence[int], *, tokens: int = 24) -> float | None:
-    """Return the seconds between two tokens of the remote stream, or None if fewer than two events with tokens came.
+    """Return the seconds between two tokens of the remote stream, or None if fewer than two events with tokens arrived.
 
     Raises:
-        EndpointError: the server doesn't generate.
+        EndpointError: the server failed, or can't generate without drafts.
     """
     loop = asyncio.get_running_loop()
     sampling = SamplingOptions(temperature=0, max_tokens=tokens)
@@ -293,7 +293,7 @@ async def _try_remote(remote: Endpoint | None, prompt_ids: Sequence[int], notes:
 
 
 class _CalibrationSession:
-    """A session at the verifier with awaited answers, and the drafts that it verifies."""
+    """A verifier's session whose replies can be awaited, and the drafts that it verifies."""
 
     def __init__(self, verifier: Verifier) -> None:
         self._verifier = verifier
@@ -322,7 +322,7 @@ class _CalibrationSession:
         raise VerifierError(f"{self._verifier.name}: expected a session that stays, got {_MAX_LOSSES} that were lost")
 
     async def drafted(self, version: int) -> tuple[list[DraftToken], float | None]:
-        """Wait for the whole draft of a command, and return it and its importance."""
+        """Wait until the whole draft with this version has arrived, and return it and its importance."""
         tokens: list[DraftToken] = []
         importance = None
         while True:
@@ -336,7 +336,7 @@ class _CalibrationSession:
                         return tokens, importance
 
     async def verify(self, text: Sequence[int], ids: Sequence[int]) -> tuple[VerdictReceived, float]:
-        """Return the verdict on a draft after this text, and its time in seconds."""
+        """Send the verifier the draft ``ids`` after ``text``; return the verdict and the seconds until it arrived."""
         loop = asyncio.get_running_loop()
         for _ in range(_MAX_LOSSES):
             self._round += 1

@@ -1,4 +1,4 @@
-"""Reading and writing profiles as files."""
+"""Reads and writes the files in which profiles are kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
     """Read a profile from a file.
 
     Raises:
-        ConfigError: the file can't be read, is above 16 MiB, or holds no profile.
+        ConfigError: the file can't be read, is larger than 16 MiB, or isn't a profile.
     """
     try:
         data = _read(Path(path).expanduser())
@@ -39,7 +39,7 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
 def save_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
     """Write a profile to a file. A reader sees either the whole old file or the whole new one, even after a crash.
 
-    Fields of the old file that only a later version of the package knows are kept. A symbolic link stays one.
+    Fields of the old file that only a later version of the package knows are kept. A symbolic link stays a link.
 
     Raises:
         ConfigError: the folder or the file can't be written.
@@ -62,10 +62,10 @@ def _read(path: Path) -> bytes:
 
 
 def begin_profile(path: str | os.PathLike[str] | None) -> Profile:
-    """Read the profile that a program starts with and will write when it ends; an empty one if there is no file yet, or no path.
+    """Read the profile that a program starts with and will write when it ends. Without a path or an existing file, it is empty.
 
     Raises:
-        ConfigError: the file can't be read or holds no profile, or its folder can't be written.
+        ConfigError: the file can't be read or isn't a profile, or its folder can't be written to.
     """
     if path is None:
         return Profile()
@@ -77,15 +77,15 @@ def begin_profile(path: str | os.PathLike[str] | None) -> Profile:
 
 
 def add_ratings(ratings: Iterable[RatedAnswer], path: str | os.PathLike[str], changes: Mapping[str, Any] = MappingProxyType({})) -> int:
-    """Add ratings to a profile's file, keeping those that it has by now, perhaps from another program; return how many it has.
+    """Add ratings to those in a profile's file, to which another program may also have added some; return how many it has now.
 
     Args:
-        ratings: the new ones, oldest first. The latest 1,000 of all are kept.
-        path: the file; it need not exist.
-        changes: other fields that are new; all else stays as it is in the file.
+        ratings: the new ratings, oldest first. The file keeps the latest 1,000.
+        path: the file, which need not exist.
+        changes: other fields to change; all others stay as they are in the file.
 
     Raises:
-        ConfigError: the file can't be read or written, or holds no profile.
+        ConfigError: the file can't be read or written, or isn't a profile.
     """
     now = begin_profile(path)
     kept = (*now.ratings, *ratings)[-MAX_LABELS:]
@@ -94,6 +94,6 @@ def add_ratings(ratings: Iterable[RatedAnswer], path: str | os.PathLike[str], ch
 
 
 def added_ratings(former: Sequence[RatedAnswer], ratings: Sequence[RatedAnswer]) -> Sequence[RatedAnswer]:
-    """Return the ratings that follow the former ones, the oldest of which may be gone by now."""
+    """Return the ratings that were added after the former ones, the oldest of which may have been dropped since."""
     shared = next(count for count in range(len(former), -1, -1) if former[len(former) - count :] == ratings[:count])
     return ratings[shared:]

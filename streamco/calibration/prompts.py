@@ -30,7 +30,7 @@ def read_prompts(path: Path) -> list[str]:
     """Read a file of prompts, one per line; empty lines are skipped.
 
     Raises:
-        ConfigError: the file can't be read, isn't UTF-8, is above 1 MiB, or holds no prompt.
+        ConfigError: the file can't be read, isn't UTF-8, is larger than 1 MiB, or has no prompt.
     """
     try:
         with path.open("rb") as file:

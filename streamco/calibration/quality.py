@@ -1,4 +1,4 @@
-"""Measures how often a device's answers are good, and what a quality gate would make of its scores, on prompts like the application's."""
+"""Measures how often a device's answers are good, and how many of the bad ones a quality gate would catch, on an application's prompts."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class LabelledPrompt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Args:
         prompt: the user's message.
-        expected: texts one of which a good answer contains, as a whole word where words are separated by spaces; () if it isn't known
-            what is good.
+        expected: texts; a good answer contains at least one of them, as a whole word where words are separated by spaces. () if it isn't
+            known which answers are good.
         task: name of the kind of task; None if there is none.
     """
 
@@ -48,7 +48,7 @@ class LabelledPrompt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     task: str | None = None
 
     def judge(self, answer: str) -> bool | None:
-        """Return True if the answer is good, or None if it isn't known."""
+        """Return whether the answer is good, or None if that isn't known."""
         if not self.expected:
             return None
         whole = normalize("NFC", answer)
@@ -70,13 +70,13 @@ class MeasuredAnswer(Struct, frozen=True):
 
 
 class CurvePoint(Struct, frozen=True):
-    """What becomes of the answers if the server gives some of them.
+    """The effect of having the server write the answers for which the device's scores are lowest.
 
     Args:
-        share: share of the answers that the server gives, which are those with a plain score below ``min_score``.
-        min_score: the lowest plain score of an answer that the device gives, with two to four digits.
-        caught: share of the device's bad answers that are among them, by the plain score; None if it isn't known which are bad.
-        caught_learned: the same, by a score that was learned from the other answers; None if there are too few.
+        share: share of the answers that the server writes, because the device's answers have a plain score below ``min_score``.
+        min_score: the lowest plain score with which a device's answer is used, with two to four digits.
+        caught: share of the device's bad answers that the server replaces; None if it isn't known which are bad.
+        caught_learned: the same, if as many answers are chosen by a score learned from the other answers; None if there are too few.
     """
 
     share: float
@@ -89,7 +89,7 @@ def read_labelled(path: Path) -> list[LabelledPrompt]:
     """Read a file of prompts, one JSON object per line: {"prompt": "...", "expected": ["B"], "task": "choice"}; the last two are optional.
 
     Raises:
-        ConfigError: the file can't be read, has no prompts, too many, or a line of another form.
+        ConfigError: the file can't be read, has no prompts or too many, or has a line in another form.
     """
     try:
         lines = path.expanduser().read_text(encoding="utf-8-sig").split("\n")  # JSON may contain other line separators
@@ -113,17 +113,17 @@ def read_labelled(path: Path) -> list[LabelledPrompt]:
 async def measure_answers(
     device: Endpoint, prompts: Sequence[LabelledPrompt], *, max_tokens: int, on_progress: Callable[[int, int], None]
 ) -> tuple[list[MeasuredAnswer], list[EndpointError]]:
-    """Let the device answer each prompt greedily, and judge its answers; return these, and the errors of the prompts that it failed at.
+    """Have the device answer each prompt greedily, and judge its answers. Return them, and the errors from prompts that failed.
 
     Args:
         device: a started endpoint that reports how sure it is of its tokens.
         prompts: the prompts.
-        max_tokens: longest answer.
-        on_progress: called with the number of prompts so far and the number of all prompts.
+        max_tokens: maximum number of tokens in an answer.
+        on_progress: called with the number of prompts done so far and the number of all prompts.
 
     Raises:
-        EndpointError: the device has failed at every prompt.
-        ConfigError: it doesn't report how sure it is.
+        EndpointError: every prompt failed.
+        ConfigError: the device doesn't report how sure it is, or begins its answers with thinking.
     """
     found, failures = list[MeasuredAnswer](), list[EndpointError]()
     for number, each in enumerate(prompts, start=1):
@@ -179,10 +179,10 @@ def fit_score(answers: Iterable[MeasuredAnswer]) -> LearnedScore:
 
 
 def curve(answers: Sequence[MeasuredAnswer]) -> list[CurvePoint]:
-    """Return what becomes of the answers if the server gives a tenth, a fifth, 30 % and half of them.
+    """Return the points of the curve at which the server writes a tenth, a fifth, 30 % and half of the answers.
 
-    It gives fewer where scores are equal, or too close to differ in four digits. A point that repeats the one before is left out. The
-    learned score of an answer comes from a fit on the other four fifths of the answers.
+    It writes fewer if scores are equal, or too close to differ in four digits. A point that repeats the one before is left out. The
+    learned score of an answer was fitted to the other four fifths of the answers.
     """
     plain = [Perplexity().score(each.facts) for each in answers]
     bad = [number for number, each in enumerate(answers) if each.good is False]
@@ -204,7 +204,7 @@ def curve(answers: Sequence[MeasuredAnswer]) -> list[CurvePoint]:
 
 
 def _threshold(ordered: Sequence[float], count: int) -> float:
-    """Return the shortest number below which ``count`` of the sorted scores lie, or fewer if no number of four digits is between them."""
+    """Return the number with the fewest digits that exceeds ``count`` of the sorted scores, or fewer if four digits don't separate them."""
     above = ordered[count]
     count = bisect_left(ordered, above)
     if count == 0:
@@ -218,7 +218,7 @@ def _threshold(ordered: Sequence[float], count: int) -> float:
 
 
 def _held_out(answers: Sequence[MeasuredAnswer]) -> list[float]:
-    """Return the learned scores of all answers, each from a fit on other answers, or [] if too few were judged."""
+    """Return the learned scores of all answers, each fitted to other answers, or [] if too few were judged."""
     scores = [0.0] * len(answers)
     for fold in range(_FOLDS):
         fitted = fit_score(each for number, each in enumerate(answers) if number % _FOLDS != fold)

@@ -1,4 +1,4 @@
-"""``streamco calibrate``: measures the figures that policies plan with, and keeps them in a profile."""
+"""``streamco calibrate``: measures the figures that policies plan with, and saves them in a profile."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ class ProgressText:
 
     Args:
         work: the work, such as "reading prompts".
-        things: the things that are counted, and the work that follows, such as "prompts read, writing".
+        things: what is counted, and the work that follows, such as "prompts read, writing".
     """
 
     def __init__(self, work: str = "verifying drafts", things: str = "drafts verified, timing steps and batches") -> None:
@@ -248,7 +248,7 @@ class ProgressText:
         self._done = self._whole = 0
 
     def record(self, done: int, whole: int) -> None:
-        """Record how many are done and how many there will be."""
+        """Record how many are done and how many there are in all."""
         self._done, self._whole = done, whole
 
     def __str__(self) -> str:
@@ -341,7 +341,7 @@ def format_pair(pair: PairProfile) -> str:
 
 
 def format_verdict(pair: PairProfile) -> str:
-    """Return in one line whether drafting pays: the tokens per second expected at the measured window, and those of the server alone."""
+    """Return one line that says whether drafting pays, with the tokens/s expected at the measured window and from the server alone."""
     from streamco.policies.mode_switch import RoundConditions, predict_rates
 
     rates = predict_rates(

@@ -462,7 +462,7 @@ def verifier_names(args: argparse.Namespace) -> list[str]:
 
 
 def default_threads() -> int:
-    """Return half the number of cores: if an engine's threads wait for each other on busy cores, it falls to a few tokens a second."""
+    """Return half the number of cores, because an engine whose threads wait for each other on busy cores falls to a few tokens a second."""
     from streamco.engines.threads import available_cores
 
     return max(1, available_cores() // 2)

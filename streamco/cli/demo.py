@@ -198,7 +198,7 @@ def _timed_like(args: argparse.Namespace) -> str:
 
 
 def _stage(args: argparse.Namespace) -> Stage:
-    """Return the stage for the scenes."""
+    """Return what the scenes need."""
     models = _models(args)
 
     @asynccontextmanager
@@ -250,7 +250,7 @@ def _device(args: argparse.Namespace, models: Models) -> DeviceEndpoint:
 
 @asynccontextmanager
 async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
-    """Yield a client for both endpoints. Everything that it needs is started before, and stopped at the end."""
+    """Yield a client for both endpoints. Everything that it needs is started first, and stopped at the end."""
     async with AsyncExitStack() as stack:
         async with waiting("starting the server"):
             url = await stack.enter_async_context(running_server(*_server_options(args, _models(args))))

@@ -34,7 +34,7 @@ class KillableServer:
     """A server's process that can be killed, and is then started again at the same address. Use it with ``async with``.
 
     Args:
-        start: starts the process with this port, where 0 means any free one.
+        start: starts the process on the port that it is given, where 0 means any free one.
 
     Attributes:
         url: the server's base URL.
@@ -75,14 +75,14 @@ class KillableServer:
 
 
 def add_page_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the page."""
+    """Add the options for the page."""
     parser.add_argument("--page", action="store_true", help="a chat for browsers on a port of this machine, until Ctrl-C")
     parser.add_argument("--port", type=int, metavar="N", help="with --page: port of the chat (any free one)")
     parser.add_argument("--no-open", action="store_true", help="with --page: open no browser")
 
 
 def check_page_arguments(args: argparse.Namespace) -> None:
-    """Refuse options that have no effect on a page, where each prompt is typed into a browser, or without one.
+    """Refuse options that have no effect with ``--page``, because prompts are typed into a browser, and the page's options without it.
 
     Raises:
         ConfigError: such an option is given.
@@ -120,7 +120,7 @@ async def serve_page(args: argparse.Namespace, client: Client, server: KillableS
 
 
 def can_open_browser() -> bool:
-    """Return True if somebody can see a browser window, because there are a terminal and a display on this machine."""
+    """Return True if somebody can see a browser window, because this machine has a terminal and a display."""
     if os.environ.get("CI") or not sys.stdout.isatty():
         return False
     if sys.platform in {"darwin", "win32"}:

@@ -103,7 +103,7 @@ def _introduce(args: argparse.Namespace, view: View, rtt_ms: float) -> None:
 
 
 def emulation_text(rtt_ms: float) -> str:
-    """Return a sentence or two about what is emulated (nothing if ``rtt_ms`` is 0)."""
+    """Return a sentence or two about what is emulated, which is nothing if ``rtt_ms`` is 0."""
     if not rtt_ms:
         return "Nothing is emulated. A trip to a server on the same machine takes no time, so drafts seldom pay."
     link = f"a round trip of {rtt_ms:g} ms, {UP_MBPS / 8:g} MB/s up and {DOWN_MBPS / 8:g} MB/s down"

@@ -59,7 +59,7 @@ Answering = Callable[[str, int], AsyncGenerator[str]]
 
 
 class Stage(Struct):
-    """The things that the scenes need.
+    """What the scenes need.
 
     Args:
         start_server: starts the server's process.
@@ -91,7 +91,7 @@ async def play_story(stage: Stage, view: View) -> int:
     """Show the scenes and a summary, and return the exit code.
 
     Raises:
-        StreamcoError: an endpoint failed for another reason than being killed.
+        StreamcoError: an endpoint failed for a reason other than being killed.
     """
     story = _Story(stage, view)
     async with _started(stage.start_server(), "starting the server") as server:
@@ -111,7 +111,7 @@ class _Story:
     """The scenes, and a line of the summary for each.
 
     Args:
-        stage: the things that they need.
+        stage: what they need.
         view: shows them.
     """
 
@@ -241,7 +241,7 @@ async def _fill_alone(column: Column, alone: Answering, prompt: str, since: Call
 
 
 def _killing(answer: Answering, server: ServerProcess) -> Answering:
-    """Return the same answering function, which kills the server when the answer has begun."""
+    """Return an answering function that does the same, and kills the server once the answer has begun."""
 
     async def answer_and_kill(prompt: str, tokens: int) -> AsyncGenerator[str]:
         count = 0

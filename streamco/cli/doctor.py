@@ -134,7 +134,7 @@ def _speed(path: Path, threads: int) -> str:
 
 
 def measure_rates(model: LlamaModel, threads: int) -> tuple[float, float]:
-    """Return the tokens/s of a prompt in one batch, and of tokens one after another."""
+    """Return the tokens/s at which a model reads a prompt in one batch, and writes tokens one after another."""
     from streamco.engines.llamacpp.context import LlamaContext
 
     context = LlamaContext(model, cells=512, sequences=1, rows=PROMPT_TOKENS, threads=threads)

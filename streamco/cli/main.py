@@ -192,7 +192,7 @@ class _Optional:
 
 @contextmanager
 def _optional_stderr() -> Iterator[None]:
-    """Keep running inside the block if stderr is closed or can't be written: no result depends on its advice, progress and errors."""
+    """Keep running inside the block if stderr is closed or can't be written, because no result depends on what is printed there."""
     former: TextIO | None = sys.stderr
     with Path(os.devnull).open("w") as nowhere:
         sys.stderr = cast(TextIO, _Optional(nowhere if former is None else former))

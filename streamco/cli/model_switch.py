@@ -26,7 +26,7 @@ class ChatParts(Protocol):
     """Makes the parts of a chat from its options."""
 
     def check(self, args: argparse.Namespace) -> None:
-        """Refuse options that contradict each other, with ``ConfigError``."""
+        """Raise ``ConfigError`` if options contradict each other."""
         ...
 
     def device(self, args: argparse.Namespace) -> Endpoint | None:

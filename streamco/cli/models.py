@@ -31,7 +31,7 @@ class LocalModel(Struct, frozen=True):
     Args:
         name: its name in the list.
         path: its path.
-        size: bytes.
+        size: its size in bytes.
         files: the files to delete with it; empty if it can't be deleted.
     """
 
@@ -152,7 +152,7 @@ def local_models() -> list[LocalModel]:
 
 
 def _own_models() -> list[LocalModel]:
-    """Return the whole models in streamco's cache folder. Parts of split models and unfinished files can't be used in a chat."""
+    """Return the complete models in streamco's cache folder. Parts of split models and unfinished files can't be used in a chat."""
     from streamco.engines.llamacpp.cache_dir import cache_folder
     from streamco.engines.llamacpp.model_parts import is_gguf, is_part
 

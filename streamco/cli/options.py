@@ -194,7 +194,7 @@ def add_look_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def option(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Make an argparse type of a parser that raises ``ConfigError``, so that the error becomes a usage error."""
+    """Make an argparse type from a parser that raises ``ConfigError``, so that the error becomes a usage error."""
 
     def convert(text: str) -> T:
         try:
@@ -286,7 +286,7 @@ def model_file(path: str, name: str) -> Path:
 
 
 def device_path_of(path: str | None, *, has_server: bool) -> Path | None:
-    """Return the path of the device model: the given file, or else the packaged one, or None if there is none but there is a server.
+    """Return the path of the device model, which is the given file or else the packaged one, or None if there is only a server.
 
     Raises:
         ConfigError: the file is missing, or there is neither a model nor a server.

@@ -260,7 +260,7 @@ def _device_section(args: argparse.Namespace, section: DeviceSection | None, *, 
 def _local_server(url: str, section: DeviceSection) -> DeviceSection:
     """Return the section for a device at a URL, with the name and context of the file's device.
 
-    If the URL is the file's, its model, key and capabilities apply, too.
+    If the file has the same URL, its model, key and capabilities apply, too.
 
     Raises:
         ConfigError: the file has a key for another URL.
@@ -302,5 +302,5 @@ def _split_section(args: argparse.Namespace, config: ProxyConfig) -> SplitSectio
 
 
 def _given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Return those of the options that were given on the command line; ``--pace off`` counts as given."""
+    """Return the options with these names that were given on the command line; ``--pace off`` counts as given."""
     return {name: getattr(args, name) for name in names if name in args}

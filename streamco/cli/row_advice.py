@@ -1,4 +1,4 @@
-"""Advice on drafts, based on the cost of a model's batches, which ``streamco serve`` prints at its start."""
+"""Advice on drafts, based on the cost of a model's batches, which ``streamco serve`` prints when it starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def row_advice(costs: Mapping[int, float], *, may_use_tiles: bool) -> list[str]:
     """Return sentences with advice about drafts, or [] if nothing was measured.
 
     Args:
-        costs: seconds by number of rows, for each size from 1 on.
+        costs: seconds of a batch by number of rows, for each size from 1 on.
         may_use_tiles: True if the weights' format isn't Q4_0, and this build has kernels for tiles.
     """
     if 1 not in costs or 4 not in costs:

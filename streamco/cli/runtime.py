@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a command to its end, on uvloop if it is installed."""
+    """Run a command until it ends, on uvloop if it is installed."""
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     with suppress(ImportError):
         import uvloop
@@ -30,7 +30,7 @@ def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def set_up_log(verbosity: int) -> None:
-    """Log to stderr: warnings; with ``-v`` also what happens; with ``-vv`` everything, including tracebacks."""
+    """Log warnings to stderr. With ``-v``, also log what happens, and with ``-vv`` everything, including tracebacks."""
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
     style = "%(asctime)s %(levelname)s %(name)s: %(message)s" if verbosity else "%(name)s: %(message)s"
     handler = logging.StreamHandler(sys.stderr)
@@ -40,7 +40,7 @@ def set_up_log(verbosity: int) -> None:
 
 @asynccontextmanager
 async def waiting(text: object, file: TextIO | None = None) -> AsyncIterator[None]:
-    """Say on stderr that something takes a while: a spinner on a terminal, one line elsewhere.
+    """Say on stderr that something takes a while, with a spinner on a terminal and one line elsewhere.
 
     Args:
         text: what takes a while. ``str`` is called on it for each drawing, so it may change.

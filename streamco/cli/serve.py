@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _hints(args: argparse.Namespace, options: ServeOptions, base_url: str) -> list[str]:
-    """Return commands to try the server with; none for the middle of a split model, which can't answer questions."""
+    """Return commands to try the server with, or none for the middle of a split model, which can't answer questions."""
     if args.middle:
         return []
     variables = args.client_key_env or ([KEY_VARIABLE] if os.environ.get(KEY_VARIABLE) else [])
@@ -150,7 +150,7 @@ def _check_part(args: argparse.Namespace, path: Path) -> None:
     """Check that the options suit the file.
 
     Raises:
-        ConfigError: the file is a part of a model and ``--middle`` isn't given, or the other way round, or an option doesn't go with that.
+        ConfigError: the file is a part of a model and ``--middle`` isn't given, or the other way round, or an option doesn't fit that.
     """
     from streamco.engines.llamacpp.model_parts import is_gguf, is_part
 
@@ -171,7 +171,7 @@ def _check_part(args: argparse.Namespace, path: Path) -> None:
 def _prepare(
     args: argparse.Namespace, path: Path, options: ServeOptions
 ) -> tuple[Engine | MiddleEngine, Callable[[], AbstractAsyncContextManager[str]]]:
-    """Return a loaded engine and a function that serves it. The imports take a tenth of a second, so they aren't done in the loop."""
+    """Return a loaded engine and a function that serves it. The imports take a tenth of a second, so they aren't done in the event loop."""
     if not args.middle:
         from streamco.server.app import serving
 

@@ -35,7 +35,7 @@ def tune_collector() -> None:
     """Make the garbage collector run less often in a process that only serves.
 
     Objects that exist already aren't checked again. The young objects belong to answers in progress, because finished answers are freed
-    without the collector. Checking them finds nothing, and stops all answers meanwhile. Cycles that other code leaves are found later than
+    without the collector. Checking them finds nothing, and holds up all answers. Cycles that other code leaves are found later than
     usual.
     """
     gc.collect()
@@ -64,12 +64,12 @@ async def serve_until_stopped(
     hints: Callable[[str], Sequence[str]] = lambda base_url: (),
     on_ready: Callable[[str], Awaitable[None]] | None = None,
 ) -> None:
-    """Run a server, print its address on stdout, and stop it on SIGINT or SIGTERM. Hints, and the fact that it stops, go to stderr.
+    """Run a server, print its address on stdout, and stop it on SIGINT or SIGTERM. Hints and the stop message go to stderr.
 
     Args:
         server: a context that yields its base URL, which ends in ``/v1``.
         ready_fd: file descriptor, if any, that gets the address and is closed once the server is listening.
-        hints: returns lines for people, from the base URL.
+        hints: returns lines for people to read, given the base URL.
         on_ready: called with the address, without ``/v1``, once the server is listening.
     """
     stopped = asyncio.Event()
@@ -92,7 +92,7 @@ async def serve_until_stopped(
 
 
 def _on_signal(number: int, call: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
-    """Call a function on the loop at a signal; the loops of Windows can't watch signals themselves."""
+    """Call a function on the loop when a signal arrives, even on Windows, where loops can't watch signals themselves."""
     try:
         loop.add_signal_handler(number, call)
     except NotImplementedError:

@@ -1,4 +1,4 @@
-"""``streamco simulate``: runs an experiment from a file in virtual time, and gives a table, a picture and all figures."""
+"""``streamco simulate``: runs an experiment from a file in virtual time, and writes a table, plots and all figures."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the experiment; the exit code is 0.
 
     Raises:
-        StreamcoError: the file or a scenario is wrong, or a process died.
+        StreamcoError: the file or a scenario is invalid, or a process died.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # there is one process per core, and sums don't depend on the number of threads
     from streamco.engines.threads import available_cores
@@ -97,7 +97,7 @@ def _headline(experiment: Experiment) -> str:
 
 @contextmanager
 def showing_progress(err: TextIO) -> Iterator[Callable[[int, int], None]]:
-    """Show progress inside the block, as a bar on a terminal with rich, or as a line now and then. Yields (done, total) -> None."""
+    """Show progress inside the block, as a bar on a terminal with rich, or as a line now and then. Yields a function of (done, total)."""
     if err.isatty():
         try:
             from rich.console import Console

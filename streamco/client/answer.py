@@ -1,4 +1,4 @@
-"""One answer from its request to its driver: the client's mode prepares it, and the first read starts it."""
+"""An answer that a stream will read. The client's mode prepares it, and the first read starts it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["PendingAnswer"]
 class PendingAnswer:
     """The answer of a stream; the first read prepares and starts it.
 
-    A stream and the generator that its reader iterates both refer to this, and neither refers to the other. So a dropped stream ends at
-    once, without waiting for the garbage collector, and a loop continues over a stream that nothing else refers to. The driver must not
-    refer to this, because then a dropped stream would never be noticed.
+    Both the stream and the generator that its reader iterates hold a reference to this object, but not to each other. So a dropped stream
+    ends at once, without waiting for the garbage collector, and a loop can go on even if nothing else refers to its stream. The driver must
+    not refer to this object, because then nobody would notice that a stream was dropped.
 
     Args:
         request: the complete, validated request.
         settings: the client's settings.
-        pace: how fast the reader gets text: a number of tokens per second; "smooth" to send it evenly, at the rate at which it arrives;
+        pace: how fast the reader gets text: a number of tokens per second, "smooth" to spread it evenly at the rate at which it arrives, or
             None to send it as soon as it arrives.
         shows_drafts: True if the reader can take text back.
         is_streamed: False if the reader gets the answer in one piece; then ``pace`` is None.
@@ -41,7 +41,7 @@ class PendingAnswer:
     Attributes:
         driver: runs the answer; None if it hasn't started.
         is_closed: True if the stream was closed.
-        source: the endpoint of the newest delivery that was read as chunks, or None if none was.
+        source: the endpoint that the newest chunk came from, or None if no chunk has been read.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class PendingAnswer:
         self._lock = asyncio.Lock()  # two tasks may wait for the start of one stream
 
     async def start(self) -> AnswerDriver:
-        """Return the driver; start it first if it hasn't started.
+        """Return the answer's driver, and start it first if it hasn't started.
 
         Raises:
-            StreamClosed: the stream or the client was closed before.
+            StreamClosed: the stream or the client is already closed.
             ConfigError: no endpoint can serve the request, or the answer has begun in another event loop.
         """
         if self.driver is None:
@@ -99,7 +99,7 @@ class PendingAnswer:
             await run_in(self._loop, self.driver.aclose)
 
     def report(self) -> Report:
-        """Return the answer's figures so far.
+        """Return the report on the answer so far.
 
         Raises:
             StreamConsumed: the answer has not started.
@@ -109,7 +109,7 @@ class PendingAnswer:
         return self._asked.complete(self.driver.report(), self._notes(self.driver))
 
     def describe(self, error: StreamcoError) -> None:
-        """Put the answer's figures on the error that ended it, unless the error already has some."""
+        """Attach the answer's report to the error that ended it, unless the error already has one."""
         if error.report is None:
             error.report = self.report()
 
@@ -139,7 +139,7 @@ class PendingAnswer:
 
     @property
     def key(self) -> str:
-        """A key that identifies this answer only, and can't be guessed."""
+        """A key that identifies only this answer and can't be guessed."""
         return self._asked.log.key
 
     def __del__(self) -> None:
@@ -148,7 +148,7 @@ class PendingAnswer:
             driver.leave_soon()
 
     async def _start(self) -> AnswerDriver:
-        """Prepare and start the answer. If that fails, everything prepared so far is closed."""
+        """Prepare and start the answer; if that fails, close everything that was prepared."""
         asked, settings = self._asked, self._settings
         prepared: Prepared[Any] | None = None
         try:

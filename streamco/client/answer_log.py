@@ -1,8 +1,8 @@
-"""What a client logs about its answers, to the logger ``streamco``: figures, names and decisions, never a key, a prompt or an answer.
+"""Logs a client's answers to the logger ``streamco``: figures, names and decisions, but never a key, a prompt or an answer.
 
-INFO has one line per answer, written when all its work has ended. DEBUG has each decision with its numbers. All lines of an answer begin
-with its request id, which is sent to servers as ``X-Client-Request-Id``. Errors are logged by their kind and status, because their messages
-may quote what a server sent.
+At level INFO there is one line per answer, written when all its work has ended. At DEBUG each decision is logged with its numbers. All
+lines of an answer begin with its request id, which is sent to servers as ``X-Client-Request-Id``. Only the kind and the status of an error
+are logged, because its message may quote what a server sent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streamco.machine_driver import StepLog
 
 __all__ = ["REQUEST_ID_HEADER", "AnswerLog", "describe_error"]
 
-REQUEST_ID_HEADER = "X-Client-Request-Id"  # OpenAI's header: its support can find a request by it
+REQUEST_ID_HEADER = "X-Client-Request-Id"  # OpenAI's header, by which its support can find a request
 
 EventT = TypeVar("EventT")
 CommandT = TypeVar("CommandT")
@@ -42,7 +42,7 @@ class AnswerLog:
 
     @cached_property
     def key(self) -> str:
-        """A key that identifies this answer only, and can't be guessed; made at its first use, because most answers are never rated."""
+        """A key that identifies only this answer and can't be guessed; made at its first use, because most answers are never rated."""
         return token_hex(16)
 
     def dispatched(self, decision: DispatchReport) -> None:
@@ -58,15 +58,15 @@ class AnswerLog:
         """Log the answer in one line.
 
         Args:
-            report: makes its report; called only if the line is logged.
-            reason: the reason for the dispatch decision without the caller's words; None if the report's reason contains none of them.
+            report: returns the answer's report; called only if the line is logged.
+            reason: the reason for the dispatch decision, without any text from the caller; None if the report's reason has no such text.
         """
         if _logger.isEnabledFor(logging.INFO):
             made = report()
             _logger.info("%s: %s", self.request_id, _summary(made, made.dispatch.reason if reason is None else reason))
 
     def steps(self, function: Callable[[EventT | None, Sequence[CommandT]], None]) -> StepLog[EventT, CommandT] | None:
-        """Return an object that passes each step of a machine, its event and commands, to a function; None if steps aren't logged."""
+        """Return an object that passes the event and the commands of each machine step to a function, or None if steps aren't logged."""
         return _Steps(function) if self.is_detailed else None
 
     def debug(self, text: str) -> None:
@@ -87,7 +87,7 @@ class _Steps(Generic[EventT, CommandT]):
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error's kind with its status or phase, without its message."""
+    """Return the name of an error's class, with its status or phase if it has one, but without its message."""
     kind = type(error).__name__
     if isinstance(error, EndpointStatusError):
         return f"{kind} {error.status}"

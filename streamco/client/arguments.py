@@ -1,4 +1,4 @@
-"""Builds a request from the arguments of OpenAI's SDK, and rejects a wrong argument by its name before a server sees it."""
+"""Builds a request from the arguments of OpenAI's SDK, and rejects a wrong argument, naming it, before a server sees it."""
 
 from __future__ import annotations
 
@@ -76,15 +76,15 @@ RequestTimeout: TypeAlias = float | Timeouts | PhaseTimeouts | NotGiven | None
 class ParseOptions(TypedDict, total=False):
     """The arguments of ``chat.completions.parse``, as in OpenAI's SDK 3.57, except ``messages``, ``model`` and ``response_format``.
 
-    None and OpenAI's markers count as not given, except that None for ``timeout`` has a meaning. ``max_retries``, ``top_k`` and ``min_p``
-    aren't arguments of ``create`` in OpenAI's SDK.
+    An argument that is None or one of OpenAI's markers counts as not given, except that ``timeout=None`` means no limit. In OpenAI's SDK,
+    ``max_retries``, ``top_k`` and ``min_p`` aren't arguments of ``create``.
 
     Args:
-        timeout: seconds to wait for each of connection, first token and next token; ``Timeouts`` or ``httpx.Timeout`` for limits by phase;
-            None for no limit. ``Timeouts(total=...)`` limits the whole answer, across all endpoints.
+        timeout: seconds to wait for the connection, for the first token and for each further token; ``Timeouts`` or ``httpx.Timeout`` for
+            limits by phase; None for no limit. ``Timeouts(total=...)`` limits the whole answer, across all endpoints.
         max_retries: retries at each server before the first token.
-        top_k: number of likeliest tokens to sample from, a field of local servers.
-        min_p: minimum probability of a token, as a share of the likeliest token's, a field of local servers.
+        top_k: number of likeliest tokens to sample from; a field that local servers know.
+        min_p: minimum probability of a token, relative to the likeliest token's probability; a field that local servers know.
     """
 
     audio: Optional[Mapping[str, Any]]
@@ -155,7 +155,7 @@ def build_request(messages: Messages, *, model: str | NotGiven | None = None, **
     Sampling options in ``extra_body`` are treated as if they were arguments, so that they apply to every endpoint.
 
     Raises:
-        ConfigError: an argument has a wrong type or range.
+        ConfigError: an argument has the wrong type or is out of range.
         TypeError: there is no argument of this name.
     """
     check_names(options)
@@ -198,7 +198,7 @@ def _sent_stream_options(value: object) -> Mapping[str, Any]:
 
 
 def _take_task(headers: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
-    """Return the task that the headers name, and the headers without it, because servers needn't know it."""
+    """Return the task that the headers name, and the headers without it, because servers don't need it."""
     named = {name: value for name, value in headers.items() if isinstance(name, str) and name.lower() == TASK_HEADER}
     if not named:
         return None, headers
@@ -236,7 +236,7 @@ def parse_timeout(value: object) -> Timeouts | None:
     A number limits each phase: connecting, waiting for the first token, for the next one, and for any bytes.
 
     Raises:
-        ConfigError: not a number above 0, None, ``Timeouts`` or an object like ``httpx.Timeout``.
+        ConfigError: the value isn't a number above 0, None, ``Timeouts`` or an object like ``httpx.Timeout``.
     """
     if isinstance(value, Timeouts) or _is_mark(value):
         return value if isinstance(value, Timeouts) else None
@@ -249,10 +249,10 @@ def parse_timeout(value: object) -> Timeouts | None:
 
 
 def check_retries(value: object) -> int | None:
-    """Return a number of retries, or None if it wasn't given.
+    """Check a number of retries and return it, or None if it wasn't given.
 
     Raises:
-        ConfigError: not an integer, or below 0.
+        ConfigError: it isn't an integer, or it is below 0.
     """
     return _check_integer("max_retries", value if is_given(value) else None, 0)
 
@@ -315,7 +315,7 @@ def _as_list(name: str, value: object) -> list[Any]:
 
 
 def _as_plain(name: str, value: Any) -> Any:
-    """Return an argument with response objects as dicts.
+    """Return an argument with its response objects converted to dicts.
 
     Raises:
         ConfigError: it is nested too deeply.
@@ -327,7 +327,7 @@ def _as_plain(name: str, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Convert mappings and response objects, of this package or of OpenAI's SDK, to dicts; a dict without any is returned as it is."""
+    """Convert mappings and response objects, of this package or of OpenAI's SDK, to dicts; a dict that contains none is returned as is."""
     if isinstance(value, str):  # also a subclass of str, such as markupsafe's
         return value if type(value) is str else str.__str__(value)
     if value is None or isinstance(value, int | float):
@@ -344,7 +344,7 @@ def _plain(value: Any) -> Any:
 
 
 def _check_sendable(name: str, value: Any) -> None:
-    """Check that a value can be sent to a server, also if a device answers, because a device would hide the mistake.
+    """Check that a value can be sent to a server, even if the device answers, because otherwise nobody would notice the mistake.
 
     Args:
         name: where the value was given.
@@ -442,7 +442,7 @@ def check_mapping(name: str, value: object) -> Mapping[str, Any]:
 
 
 class Unset:
-    """The type of ``UNSET``, which marks an argument that wasn't given where None is a meaningful value."""
+    """The type of ``UNSET``, which stands for an argument that wasn't given if None would mean something else."""
 
 
 UNSET = Unset()

@@ -79,7 +79,7 @@ class Completions:
         pace: Pace | Unset = UNSET,
         **options: Unpack[ChatOptions],
     ) -> ChatStream | Answer:
-        """Ask for an answer; arguments as in OpenAI's SDK.
+        """Ask for an answer, with the same arguments as in OpenAI's SDK.
 
         Args:
             messages: the conversation; its messages may include response objects.
@@ -89,7 +89,7 @@ class Completions:
             options: the other arguments, see ``ChatOptions``.
 
         Raises:
-            StreamcoError: no endpoint could start the answer, or with ``stream=False`` finish it (``partial`` holds the text).
+            StreamcoError: no endpoint could start the answer or, with ``stream=False``, finish it (``partial`` holds the text).
             ConfigError: an argument is wrong.
             TypeError: there is no argument of this name.
         """
@@ -135,7 +135,7 @@ class Completions:
         model: str | NotGiven | None = None,
         **options: Unpack[ParseOptions],
     ) -> ParsedAnswer[Any]:
-        """Ask for a whole answer as JSON for a class, and parse it: ``answer.choices[0].message.parsed``.
+        """Ask for a whole answer as JSON that fits a class, and parse it into ``answer.choices[0].message.parsed``.
 
         Args:
             messages: the conversation, as in ``create``.

@@ -1,4 +1,4 @@
-"""The stream that ``client.chat.completions.stream`` returns: an answer as the events of OpenAI's helper, and whole at the end."""
+"""The stream that ``client.chat.completions.stream`` returns: it gives an answer as the events of OpenAI's helper, then as a whole."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class FunctionToolCallArgumentsDoneEvent(Struct, frozen=True, kw_only=True):
 
 
 class LogprobsContentDeltaEvent(Struct, frozen=True, kw_only=True):
-    """Log-probabilities of the newest tokens of the text, and of all so far."""
+    """Log-probabilities of the newest tokens of the text, and of all its tokens so far."""
 
     content: list[TokenLogprobs]
     snapshot: list[TokenLogprobs]
@@ -130,7 +130,7 @@ class LogprobsContentDoneEvent(Struct, frozen=True, kw_only=True):
 
 
 class LogprobsRefusalDeltaEvent(Struct, frozen=True, kw_only=True):
-    """Log-probabilities of the newest tokens of a refusal, and of all so far."""
+    """Log-probabilities of the newest tokens of a refusal, and of all its tokens so far."""
 
     refusal: list[TokenLogprobs]
     snapshot: list[TokenLogprobs]
@@ -160,7 +160,7 @@ ChatEvent: TypeAlias = (
 
 
 class ChatEventStream(Generic[ParsedT]):
-    """An answer as events; use it as an async context manager, which ends the work when it is left.
+    """An answer as events. Use it as an async context manager: leaving the block stops all work for the answer.
 
     Entering it waits for the first token, and raises an error if the answer can't start. You may stop reading and continue later.
 
@@ -219,7 +219,7 @@ class ChatEventStream(Generic[ParsedT]):
 
     @property
     def report(self) -> Report:
-        """The figures so far; final once the answer has been read to its end."""
+        """The report on the answer so far; final once the answer has been read to its end."""
         return self._chunks.report
 
     @property
@@ -242,7 +242,7 @@ class ChatEventStream(Generic[ParsedT]):
         await self._chunks.aclose()
 
     async def close(self) -> None:
-        """Do the same as ``aclose``, under the name in OpenAI's SDK."""
+        """Do the same as ``aclose``, which OpenAI's SDK calls ``close``."""
         await self.aclose()
 
     async def __aenter__(self) -> Self:
@@ -332,11 +332,11 @@ class _ChoiceEvents(Generic[ParsedT]):
         return events + ended
 
     def end(self, index: int) -> list[ChatEvent[ParsedT]]:
-        """Return the events for everything that the end of the choice completes and that weren't sent before."""
+        """Return the events that are due when the choice ends, without the ones that were already sent."""
         return [*self._end_text(index), *self._end_call()]
 
     def _add_call(self, delta: ToolCallDelta, index: int, ended: list[ChatEvent[ParsedT]]) -> list[ChatEvent[ParsedT]]:
-        """Add a piece of a call and return its event. If another call begins, the events of what it ends are added to ``ended``."""
+        """Add a piece of a call and return its event. If a new call begins, the events that end what came before go to ``ended``."""
         call, piece = self._calls.add(delta), arguments_of(delta) or ""
         if call.index != self._call:
             ended += self.end(index)
@@ -358,7 +358,7 @@ class _ChoiceEvents(Generic[ParsedT]):
             yield LogprobsRefusalDoneEvent(refusal=self._refusal_logprobs)
 
     def _ends(self, event: str) -> bool:
-        """Return True the first time that it is called for this type of event."""
+        """Return True the first time that this is called for a type of event."""
         is_first = event not in self._is_done
         self._is_done.add(event)
         return is_first

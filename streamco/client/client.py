@@ -49,43 +49,45 @@ __all__ = ["Client"]
 class Client:
     """A client that uses a device and a server for each answer; many answers may run at the same time.
 
-    The client owns its endpoints: it starts them, and closing it closes them. It may be used in one event loop after another, and closed in
-    any of them; it can't be used in two loops at the same time, nor in a process that was forked while it is in use.
+    The client owns its endpoints: it starts them, and closes them when you close it. You may use it in one event loop after another and
+    close it in any of them, but not in two loops at the same time, nor in a process that was forked while it was in use.
 
     Args:
-        device: the small model on this machine: a GGUF file, an endpoint, or the URL of a server that runs there with one model
+        device: the small model on this machine: a GGUF file, an endpoint, or the URL of a local server that runs one model
             (``LocalServerEndpoint``); None if there is none.
-        server: the remote model: an endpoint, an OpenAI model name, or a list of endpoints; None if there is none. The first of a list
-            takes part in the race, the others are its fallbacks in this order.
-        budget: share of the work that the expensive side may do, 0 to 1. 0 is a promise: the server is never used, whatever happens
-            (or the device, with ``Race(constrained="device")``). In a race: share of all prompt tokens that the constrained
-            side may process (DiSCo 4.1, b), by default 0.3. It limits the actual share from the first answer on, within 0.01 and, among the
-            first 500 answers, one mean prompt (docs/dispatch.md). If the device drafts: share of the drafted tokens that are verified, by
-            default all, so that the answer is the verifier's own.
+        server: the remote model: an endpoint, an OpenAI model name, or a list of endpoints; None if there is none. The first endpoint of a
+            list takes part in the race, and the others are its fallbacks, in this order.
+        budget: share of the work that the expensive side may do, 0 to 1. 0 is a promise that the server is never used, whatever happens
+            (or the device, with ``Race(constrained="device")``). In a race, it is the share of all prompt tokens that the constrained side
+            may process (DiSCo 4.1, b), 0.3 by default. It limits the actual share from the first answer on, give or take 0.01 and, among
+            the first 500 answers, one mean prompt (docs/dispatch.md). If the device drafts, it is the share of drafted tokens that are
+            verified, by default all of them, so that the answer is the verifier's own.
         mode: how answers are made. ``Race(...)``: the whole answer comes from whichever endpoint is first. ``Speculate(...)``: the device
             drafts and the server verifies, if that is possible (docs/speculation.md). ``Auto(Race(...), Speculate(...))``: the faster of
-            the two, chosen for each answer. ``Split(...)``: the ends of a model run on the device and its middle on servers; there is no
-            ``device`` and no ``server`` then (docs/split.md). "race", "speculate" and "auto" stand for the modes with their defaults.
-        pace: tokens per second at the reader, "reading" (4.8), "listening" (3.5), "smooth" (as text arrives, but bursts are shown evenly,
-            no text more than 0.4 seconds late), or None to send text as soon as it arrives.
-        profile: what an earlier client learned (``Client.profile()``), or the file that it was written to; None to start without.
+            the two, chosen for each answer. ``Split(...)``: the first layers and the head of a model run on the device and its middle
+            layers on servers; in that case, give neither ``device`` nor ``server`` (docs/split.md). "race", "speculate" and "auto" stand
+            for the modes with their defaults.
+        pace: tokens per second at the reader, "reading" (4.8), "listening" (3.5), "smooth" (at the rate at which text arrives, but with
+            bursts spread out, and no text delayed by more than 0.4 seconds), or None to send text as soon as it arrives.
+        profile: what an earlier client learned (``Client.profile()``), or the file that it was written to; None to start without one.
         on_failure: what to do if an endpoint fails in the middle of an answer. "migrate": another endpoint continues after the last good
-            token, if one can. "restart": the same, but if none can, an endpoint generates the whole answer again. The text that the reader
-            already has is removed from it, and an answer that differs from that text is an error (for greedy decoding; docs/migration.md).
-            "raise": the error, with the text so far. None: "migrate", but "raise" for requests with tools or a JSON schema.
+            token, if one can. "restart": the same, but if none can, an endpoint generates the whole answer again. The reader then gets only
+            the part that is new, and it is an error if the answer doesn't begin with the text that the reader already has (meant for greedy
+            decoding; docs/migration.md). "raise": the error is raised, with the text so far. None means "migrate", but "raise" for requests
+            with tools or a JSON schema.
         limits: bounds on what may be buffered.
-        on_degraded: what to do when a request can't be served as asked. "warn": it is answered all the same; ``report.notes`` says what is
-            different, and each kind is logged once; but a server's 401, 403 and 404 fail the call, because they are configuration errors.
-            "answer": the same, but another endpoint answers even then. "raise": the call fails. "ignore": as "answer", without a line in
-            the log (docs/degradation.md).
-        timeout: seconds to wait for each of connection, first token and next token; ``Timeouts`` or ``httpx.Timeout`` for limits by phase;
-            None for no limit. If it isn't given, each endpoint uses its own limits.
+        on_degraded: what to do when a request can't be served as asked. "warn": it is answered anyway; ``report.notes`` says what is
+            different, and each kind is logged once; but a server's 401, 403 or 404 makes the call fail, because it is a configuration
+            error. "answer": the same, but another endpoint answers even then. "raise": the call fails. "ignore": like "answer", but nothing
+            is logged (docs/degradation.md).
+        timeout: seconds to wait for the connection, for the first token and for each further token; ``Timeouts`` or ``httpx.Timeout`` for
+            limits by phase; None for no limit. If it isn't given, each endpoint uses its own limits.
         max_retries: retries at each server before the first token; None uses each endpoint's own number.
         observers: objects that follow all answers: ``AnswerMetrics``, ``AnswerSpans``, or your own (docs/observability.md).
         seed: seed for the policies' random draws, to make them repeatable; None takes one from the system.
 
     Raises:
-        ConfigError: neither device nor server, duplicate names, or an option out of range.
+        ConfigError: there is neither a device nor a server, two endpoints have the same name, or an option is out of range.
     """
 
     def __init__(
@@ -160,7 +162,7 @@ class Client:
         return None if engine is None else await check_engine(engine, seconds)
 
     async def aclose(self, *, keep: Collection[str] = ()) -> None:
-        """Stop all answers, release every connection, model and task; idempotent. A client from ``with_options`` closes nothing.
+        """Stop all answers and release every connection, model and task; idempotent. A client from ``with_options`` closes nothing.
 
         Args:
             keep: names of endpoints to leave open, because another client uses them, too.
@@ -169,7 +171,7 @@ class Client:
             await self._settings.endpoints.aclose(keep)
 
     async def close(self) -> None:
-        """Do the same as ``aclose``, under the name in OpenAI's SDK."""
+        """Do the same as ``aclose``, which OpenAI's SDK calls ``close``."""
         await self.aclose()
 
     async def __aenter__(self) -> Self:
@@ -187,7 +189,7 @@ class Client:
     def pace(self) -> ReaderPace:
         """How fast the reader gets text.
 
-        A number of tokens per second; "smooth" to send it evenly, at the rate at which it arrives; None to send it as soon as it arrives.
+        This is a number of tokens per second, "smooth" to spread text evenly at the rate at which it arrives, or None to send it at once.
         """
         return self._settings.pace
 
@@ -210,13 +212,13 @@ class Client:
     ) -> Client:
         """Return a client with different settings that uses the same endpoints.
 
-        A mode replaces the client's mode completely; "race" and "speculate" stand for the one that the client has, or had before. What is
-        learned and spent, including ``totals``, is shared unless ``budget`` or another setting for dispatch is given. In that case the new
-        client starts a new, empty account. A device that was loaded for a client without ``Speculate`` can't draft: its answers are raced,
-        and their reports say so.
+        A mode replaces the client's mode completely; "race" and "speculate" stand for the mode of that name that the client has or had. The
+        two clients share what they learn and spend, including ``totals``, unless you give ``budget`` or another setting for dispatch; then
+        the new client starts with an empty account. A device that was loaded for a client without ``Speculate`` can't draft, so answers are
+        raced, and their reports say so.
 
         Raises:
-            ConfigError: an option is out of range, or only one of the two clients has a split model, which needs other endpoints.
+            ConfigError: an option is out of range, or only one of the two clients has a split model, which needs its own endpoints.
         """
         settings = self._settings
         check_options(limits, None if isinstance(on_failure, Unset) else on_failure)
@@ -278,7 +280,7 @@ class Client:
         """Say whether an answer was good, so that the quality gate learns when the device's answers are good (docs/howto/quality.md).
 
         Args:
-            request_id: ``report.request_id`` or ``stream.rating_key`` of an answer that has ended, one of the last 1,000.
+            request_id: ``report.request_id`` or ``stream.rating_key`` of an answer that has ended and is one of the last 1,000.
             good: True if the answer was good enough.
 
         Returns:
@@ -295,8 +297,8 @@ class Client:
     def totals(self) -> Totals:
         """Costs of all answers so far; clients from ``with_options`` share them if they share the account.
 
-        An answer is added when all its work has ended: at the end of its stream, or shortly after if a loser is still being cancelled.
-        ``aclose`` of the stream waits for that. Requests that no endpoint could serve aren't included.
+        An answer is added when all its work has ended: at the end of its stream, or shortly after if a loser is still being cancelled. The
+        stream's ``aclose`` waits for that. Requests that no endpoint could serve aren't included.
         """
         return self._settings.totals.totals()
 
@@ -326,9 +328,9 @@ class Client:
 
     @property
     def server_prices(self) -> Mapping[str, TokenPrices]:
-        """Prices of the servers that may be used, by name; {} if none may be.
+        """Prices of the servers that may be used, by name; {} if no server may be used.
 
-        If drafts are verified and there is no server, it has an entry for the verifier, whose prices aren't known.
+        If drafts are verified and there is no server, there is an entry for the verifier, whose prices aren't known.
         """
         settings = self._settings
         if settings.planner.kept_out == "server":
@@ -344,7 +346,10 @@ class Client:
 
     @property
     def unspeculated(self) -> str:
-        """Why no answer can be speculated at present, whatever the request; "" if some can, or if none should. Known after the start."""
+        """Why no answer can be speculated at present, whatever the request; "" if some can be, or if none should be.
+
+        Known once the client has started.
+        """
         return self._settings.planner.problem
 
     @property
@@ -357,7 +362,7 @@ class Client:
     async def count_tokens(self, request: Request) -> TextCount | None:
         """Return the length of a request's prompt and what counted it ("estimate" if nothing did), without using the network.
 
-        The result is None if no endpoint can count it, as with images.
+        The result is None if no endpoint can count it, for example because it contains images.
         """
         await self.start()
         device, servers = self._settings.endpoints.available()
@@ -376,8 +381,8 @@ class Client:
         """Ask for an answer as tokens; nothing happens before the first read.
 
         Args:
-            messages: a prompt, or a conversation in OpenAI's form. A prompt is a user message; if every server uses the completions API, it
-                is text to continue, for the device too.
+            messages: a prompt, or a conversation in OpenAI's form. A prompt becomes a user message or, if every server uses the completions
+                API, text to continue, for the device too.
             model: the remote model's name; None uses the server endpoint's.
             pace: overrides the client's pace.
             options: the arguments of ``chat.completions.create``.
@@ -408,8 +413,8 @@ class Client:
         Args:
             request: the request.
             pace: overrides the client's pace.
-            includes_usage: True if the last chunk has the usage.
-            is_streamed: False if the chunks are joined to a whole answer, which has no pace.
+            includes_usage: True if the last chunk should have the usage.
+            is_streamed: False if the chunks are joined into a whole answer, which has no pace.
             notes: the first notes of the report.
         """
         answer = self._answer(request, pace if is_streamed else None, is_streamed=is_streamed, notes=notes)

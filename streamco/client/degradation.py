@@ -1,7 +1,7 @@
 """Degradations: requests that aren't served as asked. Each is a note in the answer's report and a warning in the log, or an error.
 
-A server's 401, 403 or 404 is different from an outage: it is a configuration error, and stays until somebody fixes it. So it fails the
-call, unless degradations are ignored. If it arrives when the answer is already in progress, the calls of the next seconds fail.
+A server's 401, 403 or 404 is different from an outage: it is a configuration error, and stays until somebody fixes it. So the call fails,
+unless degradations are ignored. If it arrives when the answer is already in progress, calls in the next 30 seconds fail instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Degradation", "Degradations", "OnDegraded"]
 OnDegraded = Literal["warn", "answer", "raise", "ignore"]
 
 _MAX_KINDS = 1000  # kinds that are logged: callers choose the names of fields and models, which could fill the log and the memory
-_REFUSED_SECONDS = 30.0  # for this long, a refusal that came too late for its own answer makes other answers fail
+_REFUSED_SECONDS = 30.0  # for this long, a refusal that came too late to fail its own answer makes other answers fail
 
 _logger = logging.getLogger("streamco")
 
@@ -32,7 +32,7 @@ class Degradation(Struct, frozen=True, kw_only=True):
         endpoint: its name.
         kind: what happened: an error's name with its status, or one of "left out", "not speculated", "limited".
         note: what was requested, and what happens instead.
-        since: seconds since 1970.
+        since: when this began, in seconds since 1970.
     """
 
     endpoint: str
@@ -45,11 +45,11 @@ class Degradations:
     """The degradations of a client; clients from ``with_options`` share them.
 
     Args:
-        rule: "warn": each (endpoint, kind) is logged once; "answer": the same, and a refusal doesn't fail an answer that another endpoint
-            can give; "raise": it is an error; "ignore": it is only in reports, and a refusal doesn't fail such an answer either.
+        rule: "warn" logs each (endpoint, kind) once. "answer" does too, but doesn't let a server's refusal fail an answer that another
+            endpoint can give. "raise" makes every degradation an error. "ignore" is like "answer", but only reports mention degradations.
 
     Raises:
-        ConfigError: another rule.
+        ConfigError: the rule is unknown.
     """
 
     def __init__(self, rule: OnDegraded = "warn") -> None:
@@ -61,7 +61,7 @@ class Degradations:
         self._refusals: dict[str, tuple[float, EndpointError]] = {}
 
     def with_rule(self, rule: OnDegraded | None) -> Degradations:
-        """Return degradations with another rule that share all records with these; None returns these."""
+        """Return an object with another rule that shares all records with this one; None returns this object."""
         if rule is None:
             return self
         other = Degradations(rule)
@@ -84,14 +84,14 @@ class Degradations:
         may_raise: bool = True,
         may_log: bool = True,
     ) -> None:
-        """Add a degradation to an answer's notes, and warn of it once, or raise.
+        """Add a degradation to an answer's notes and log it once, or raise an error if the rule is "raise".
 
         Args:
-            notes: the answer's notes; the same sentence is added once.
-            kind: what happened, without figures and without the caller's words, so that it is logged once.
+            notes: the answer's notes; the same sentence is added only once.
+            kind: what happened, without figures and without text from the caller, so that each kind is logged only once.
             endpoint: name of the endpoint that isn't used as requested.
             sentence: what was requested, what happens instead, and the remedy if there is one.
-            logged: the sentence without the caller's words; None if it contains none of them.
+            logged: the sentence without any text from the caller; None if it contains no such text.
             may_raise: False if the reader already has the answer.
             may_log: False if it is already in the log.
 
@@ -110,7 +110,7 @@ class Degradations:
             raise DegradedError(sentence, kind=kind, endpoint=endpoint)
 
     def record_failure(self, notes: list[str], error: Exception, *, endpoint: str, instead: str, may_log: bool = True) -> None:
-        """Record an endpoint that failed while the answer came from elsewhere; a refusal fails later answers.
+        """Record that an endpoint failed while the answer came from another one. If it was a refusal, later answers fail.
 
         Args:
             notes: the answer's notes.
@@ -146,7 +146,7 @@ class Degradations:
             self._refusals.pop(endpoint, None)
 
     def refusal(self, endpoint: str) -> EndpointError | None:
-        """Return the refusal that this endpoint sent in the last seconds, too late for its own answer, or None if there is none."""
+        """Return the refusal that this endpoint sent in the last 30 seconds, when another one was already answering, or None."""
         if self.rule in {"answer", "ignore"}:
             return None
         at, error = self._refusals.get(endpoint, (0.0, None))

@@ -13,12 +13,12 @@ __all__ = ["DeliveryQueue"]
 
 
 class DeliveryQueue:
-    """One answer's deliveries in order, and its end; owned by the answer's driver.
+    """The queue of one answer's deliveries, which also says how the answer ended. The answer's driver owns it.
 
     Attributes:
         batches: deliveries that wait for the reader.
-        unread: size of ``batches``: their tokens, and one for each chunk without known tokens.
-        in_hand: size of the delivery that the reader took last; 0 once it asks for the next one.
+        unread: number of tokens in ``batches``, where a chunk without known tokens counts as one.
+        in_hand: number of tokens in the delivery that the reader took last; 0 once it asks for the next one.
         is_reading: True while a task waits for a delivery.
         has_finished: True if nothing more will be put in.
         has_left: True if the reader has left.
@@ -59,7 +59,7 @@ class DeliveryQueue:
         self.wake()
 
     def leave(self) -> None:
-        """Drop everything unread, and everything that comes later."""
+        """Drop all unread deliveries, and any that come later."""
         self.has_left = True
         self.batches.clear()
         self._sizes.clear()
@@ -67,7 +67,7 @@ class DeliveryQueue:
         self.wake()
 
     def wake(self) -> None:
-        """Wake the reader if it waits."""
+        """Wake the reader if it is waiting."""
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
@@ -77,20 +77,20 @@ class DeliveryQueue:
         """Wait for the next delivery; None means that the answer is complete. Cancelling loses nothing.
 
         Raises:
-            StreamcoError: the answer failed; everything that came before has been read.
-            StreamClosed: the reader had left.
-            ConcurrentRead: another task waits here.
+            StreamcoError: the answer failed, and everything before the failure has been read.
+            StreamClosed: the reader has already left.
+            ConcurrentRead: another task is already waiting.
         """
         await self.wait()
         return self.take()
 
     async def peek(self) -> None:
-        """Wait until there is a delivery or an end, without taking it.
+        """Wait until there is a delivery or the answer has ended, without taking anything.
 
         Raises:
             StreamcoError: the answer failed before anything was delivered.
-            StreamClosed: the reader had left.
-            ConcurrentRead: another task waits here.
+            StreamClosed: the reader has already left.
+            ConcurrentRead: another task is already waiting.
         """
         await self.wait()
         if not self.batches:
@@ -101,7 +101,7 @@ class DeliveryQueue:
 
         Raises:
             StreamcoError: the answer failed.
-            StreamClosed: the reader had left.
+            StreamClosed: the reader has already left.
         """
         if self.batches:
             batch = self.batches.popleft()
@@ -112,11 +112,11 @@ class DeliveryQueue:
         return None
 
     def check_end(self) -> None:
-        """Raise the error that the answer has ended with, if any.
+        """Raise the error that ended the answer, if there was one.
 
         Raises:
             StreamcoError: the answer failed.
-            StreamClosed: the reader had left.
+            StreamClosed: the reader has already left.
         """
         if self.error is not None:
             raise raisable(self.error)
@@ -124,10 +124,10 @@ class DeliveryQueue:
             raise StreamClosed("the stream is closed")
 
     async def wait(self) -> None:
-        """Wait until there is a delivery or an end.
+        """Wait until there is a delivery or the answer has ended.
 
         Raises:
-            ConcurrentRead: another task waits here.
+            ConcurrentRead: another task is already waiting.
         """
         self.begin_reading()
         try:
@@ -137,17 +137,17 @@ class DeliveryQueue:
             self.is_reading = False
 
     def begin_reading(self) -> None:
-        """Register the one task that may wait here; it resets ``is_reading`` when it has stopped.
+        """Register the calling task as the one that waits; it must reset ``is_reading`` when it stops waiting.
 
         Raises:
-            ConcurrentRead: another task waits here.
+            ConcurrentRead: another task is already waiting.
         """
         if self.is_reading:
             raise ConcurrentRead("expected one reader at a time, got a second read while one waits")
         self.is_reading = True
 
     async def wait_for_wake(self) -> None:
-        """Wait until ``wake`` is called, by a delivery, by the end or by the driver."""
+        """Wait until ``wake`` is called: by a delivery, at the end of the answer, or by the driver."""
         self._reader = asyncio.get_running_loop().create_future()
         try:
             await self._reader
@@ -156,7 +156,7 @@ class DeliveryQueue:
 
 
 def _size(batch: Batch) -> int:
-    """Return the tokens in a delivery: the number of ids in a chunk, or one for a chunk without ids."""
+    """Return the number of tokens in a delivery; a chunk without token ids counts as one."""
     chunks = batch[1]
     size = len(chunks)
     for chunk in chunks:

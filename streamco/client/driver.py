@@ -14,15 +14,18 @@ from streamco.openai_types import ChatCompletionChunk
 __all__ = ["AnswerDriver", "Batch", "Relay", "SpeculatedChunk"]
 
 Batch = tuple[str, list[ChatCompletionChunk], float]
-"""Endpoint name, chunks, time of their delivery (seconds, the driver's clock)."""
+"""One delivery: the endpoint's name, the chunks, and the time of delivery (seconds on the driver's clock)."""
 
 
 Relay = Callable[[ChatCompletionChunk, str], Awaitable[None]]
-"""Passes on a chunk that differs from an earlier one only in its text: takes the earlier chunk, which it must not change, and the text."""
+"""Passes on a chunk that differs from an earlier one only in its text.
+
+It gets the earlier chunk, which it must not change, and the new text.
+"""
 
 
 class SpeculatedChunk(ChatCompletionChunk, kw_only=True, gc=False):
-    """A chunk with the origin of its text, or with the outcome for provisional text.
+    """A chunk that also says where its text came from, or what became of provisional text.
 
     Args:
         origin: how the text came about; "draft" means that it is provisional. None if the chunk has no text.
@@ -54,7 +57,7 @@ class AnswerDriver(Protocol):
         ...
 
     def report(self) -> Report:
-        """Return the answer's figures so far."""
+        """Return the report on the answer so far."""
         ...
 
     def opening(self) -> Opening:
@@ -73,16 +76,17 @@ class AnswerDriver(Protocol):
         """Wait for the next delivery; None means that the answer is complete.
 
         Args:
-            relay: may get deliveries of one chunk that need no chunk, in order, before this returns. What it raises is raised.
+            relay: the driver may await it with plain text, in order, before this returns, and make no chunks of that text. Its errors are
+                raised.
         """
         ...
 
     async def peek(self) -> None:
-        """Wait until there is a delivery or an end, without taking it."""
+        """Wait until there is a delivery or the answer has ended, without taking anything."""
         ...
 
     async def aclose(self) -> None:
-        """Stop all work and wait for its end."""
+        """Stop all work and wait until it has ended."""
         ...
 
     def leave(self) -> None:

@@ -1,4 +1,4 @@
-"""The endpoints that clients from ``with_options`` share, started once, and the answers in progress."""
+"""Starts the endpoints that clients from ``with_options`` share, and keeps track of the answers in progress."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PLANNERS = 16  # planners that are kept; a limit, so that a client with new set
 
 
 class _LoopWork(LoopState):
-    """The endpoints started and the answers in progress on one event loop."""
+    """The endpoints that have started, and the answers in progress, on one event loop."""
 
     def __init__(self) -> None:
         self.started: set[str] = set()
@@ -49,7 +49,7 @@ ClosableT = TypeVar("ClosableT", bound=Closable)
 
 
 class EndpointSet:
-    """A client's endpoints and its answers in progress, on one event loop at a time: on another loop the endpoints are started again.
+    """A client's endpoints and its answers in progress, on one event loop at a time; on a new loop, the endpoints are started again.
 
     Args:
         device: as for ``Client``.
@@ -58,11 +58,11 @@ class EndpointSet:
     Attributes:
         device: the device, or None if there is none.
         servers: the servers, in the order of their use.
-        endpoints: all of them, by name.
-        planners: the newest planners, kept so that a mode that is created anew for each request can still learn.
+        endpoints: the device and the servers, by name.
+        planners: the newest planners, kept so that a mode can still learn if the caller creates a new one for each request.
 
     Raises:
-        ConfigError: neither device nor server, something that isn't an endpoint, or duplicate names.
+        ConfigError: there is neither a device nor a server, a setting isn't an endpoint, or two endpoints have the same name.
     """
 
     def __init__(self, device: DeviceSetting, server: ServerSetting) -> None:
@@ -106,14 +106,14 @@ class EndpointSet:
         return device, [server for server in self.servers if server.name not in unavailable]
 
     def missing(self, kept_out: Kind | None) -> Mapping[str, EndpointError]:
-        """Return the endpoints that could not start, with their errors, except on the excluded side (None excludes none)."""
+        """Return the endpoints that could not start, with their errors, except those on the excluded side (None excludes neither)."""
         return {name: error for name, error in self.unavailable.items() if self.endpoints[name].kind != kept_out}
 
     def is_started(self, kept_out: Kind | None = None) -> bool:
         """Return True if every endpoint has started, apart from those on the excluded side.
 
         Raises:
-            ConfigError: another event loop is running with the client, or this process was forked from the one that uses it.
+            ConfigError: another running event loop uses the client, or this process was forked from the one that uses it.
         """
         started = self._work.get().started
         if len(started) == len(self.endpoints):  # the usual case, checked for each answer
@@ -124,12 +124,12 @@ class EndpointSet:
         """Start every endpoint, all at the same time; idempotent in each event loop.
 
         Args:
-            kept_out: the side that must not be used; its endpoints aren't started. None for neither side.
+            kept_out: the side that must not be used; its endpoints aren't started. None excludes neither side.
 
         Raises:
             AllEndpointsFailed: no endpoint could start; if there is only one, its own error is raised.
             StreamClosed: the endpoints were closed.
-            ConfigError: another event loop is running with the client, or this process was forked from the one that uses it.
+            ConfigError: another running event loop uses the client, or this process was forked from the one that uses it.
         """
         self.check_open()
         work = self._work.get()
@@ -170,15 +170,15 @@ class EndpointSet:
         It is closed with the endpoints, before they are closed themselves.
 
         Args:
-            key: identifies the object: equal keys return the same one.
-            make: returns a new one.
+            key: identifies the object; equal keys return the same object.
+            make: creates the object.
         """
         if key not in self._shared:
             self._shared[key] = make()
         return cast(ClosableT, self._shared[key])
 
     async def _close_endpoints(self, keep: Collection[str] = ()) -> None:
-        """Close the shared objects, then all endpoints that aren't kept, even if one of them raises; then raise its error."""
+        """Close the shared objects, then all endpoints that aren't kept. If one of them raises, raise its error once all are closed."""
         errors: list[BaseException | None] = []
         endpoints = [endpoint for name, endpoint in self.endpoints.items() if name not in keep]
         for group in (self._shared.values(), endpoints):
@@ -189,7 +189,7 @@ class EndpointSet:
 
 
 def _failed_to_start(names: Sequence[str], results: Sequence[BaseException | None], *, is_alone: bool) -> dict[str, EndpointError]:
-    """Return the endpoints that could not start. Raise if none could, and none had started before (``is_alone``)."""
+    """Return the endpoints that could not start. Raise an error if none could, and none had started before (``is_alone``)."""
     failed: dict[str, EndpointError] = {}
     for name, result in zip(names, results, strict=True):
         if isinstance(result, EndpointError):

@@ -1,7 +1,7 @@
 """Classifies an exception from an endpoint: a failure of the endpoint, a mistake of the caller, or a defect.
 
-Only after a failure may another endpoint take over, and only a failure counts against this endpoint. The other two end the answer, and
-the reader gets an error: if the device answered because a mistake kept the server from being asked, nobody would notice the mistake.
+Another endpoint may take over only after a failure, and only a failure counts against the endpoint. A mistake or a defect ends the answer,
+and the reader gets an error: if the device answered although a mistake kept the server from being asked, nobody would notice the mistake.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["FailedStream", "FinishedStream", "as_failure", "as_raised", "failure
 
 
 def failure_of(error: Exception, source: str) -> EndpointError:
-    """Return an error as the endpoint's failure, with the endpoint's name; another ``StreamcoError`` becomes the cause of a failure.
+    """Return an error as a failure of the endpoint, with its name. A ``StreamcoError`` of another kind becomes the cause of a new failure.
 
     The endpoint's error and the network errors that caused it lose their tracebacks: the frames refer to the request and to the owner of
     the error, a cycle that only the garbage collector would free. Other causes are defects, and keep their tracebacks.
 
     Raises:
-        ConfigError, UsageError: the error is the caller's mistake.
-        StreamcoError: it is a defect of streamco, or of an endpoint that a caller wrote.
+        ConfigError, UsageError: the error is a mistake of the caller.
+        StreamcoError: the error is a defect in streamco, or in an endpoint that a caller wrote.
     """
     if isinstance(error, ConfigError | UsageError):
         raise error
@@ -33,7 +33,7 @@ def failure_of(error: Exception, source: str) -> EndpointError:
 
 
 def as_failure(error: Exception, source: str) -> EndpointError:
-    """Return any error as the endpoint's failure, for an endpoint that no longer makes the answer, so that nothing else may follow."""
+    """Return any error as a failure of an endpoint. Use it if the endpoint no longer makes the answer, so that the error can't end it."""
     if isinstance(error, EndpointError):
         error.endpoint = error.endpoint or source
         _drop_tracebacks(error)
@@ -48,7 +48,7 @@ def as_raised(error: BaseException, where: str, partial: str) -> StreamcoError:
 
     Args:
         error: a mistake of the caller, or a defect.
-        where: the part that encountered it, for a defect.
+        where: for a defect, the part of the program that encountered it.
         partial: the text so far.
     """
     if isinstance(error, StreamcoError):
@@ -76,7 +76,7 @@ def _drop_tracebacks(error: BaseException) -> None:
 def raisable(error: StreamcoError) -> StreamcoError:
     """Return a copy of a stored error to raise. Raising the original would create a cycle: its frames refer to whatever stores it.
 
-    An error of a class that a caller defined is returned as it is, because it may have state that a copy wouldn't have.
+    If a caller defined the error's class, the error itself is returned, because it may have state that a copy wouldn't have.
     """
     if type(error).__module__ != StreamcoError.__module__:
         return error
@@ -90,7 +90,7 @@ def raisable(error: StreamcoError) -> StreamcoError:
 
 
 def with_partial(error: StreamcoError, text: str, source: str) -> StreamcoError:
-    """Return a copy of an answer's error with the text so far. It is a copy because other answers may share the given error, its cause."""
+    """Return a copy of an answer's error with the text so far; the original, which other answers may share, is its cause."""
     kept: StreamcoError
     if isinstance(error, EndpointError):
         kept = copy(error)
@@ -121,7 +121,7 @@ class FailedStream:
 
 
 class FinishedStream:
-    """Stands in for the stream of an endpoint that isn't used, because the answer may have no more tokens.
+    """Stands in for the stream of an endpoint that isn't used, because the answer already has as many tokens as it may have.
 
     Args:
         source: name of the endpoint that isn't used.
@@ -132,7 +132,7 @@ class FinishedStream:
         self._end = StreamEnded(source, finish_reason, CompletionUsage())
 
     async def receive(self) -> TokensReceived | StreamEnded:
-        """Return the end."""
+        """Return the end of the answer."""
         return self._end
 
     async def cancel(self) -> None:

@@ -1,4 +1,4 @@
-"""An event loop on a separate thread, with which code without asyncio can wait for coroutines.
+"""An event loop on a separate thread, so that code without asyncio can wait for coroutines.
 
 The thread starts with the first call, so that a program may create its clients before it forks. It is a daemon thread, and what runs on it
 is closed before the interpreter exits. A caller that waits for a coroutine keeps a reference to the ``LoopThread``; without any references,
@@ -46,7 +46,7 @@ class LoopThread:
         self._is_closed = False
 
     def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Await a function on the loop and return its result. If the wait is interrupted, for example by Ctrl-C, the function is cancelled.
+        """Run a coroutine function on the loop and return its result. If the wait is interrupted, for example by Ctrl-C, cancel it.
 
         Raises:
             StreamClosed: the thread was closed, before the call or during it.
@@ -79,7 +79,7 @@ class LoopThread:
                 self._loop.call_soon_threadsafe(task.cancel)
 
     def read(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function on the loop that doesn't wait. If there is no loop, it is called directly.
+        """Call a plain function (not a coroutine function) on the loop, or directly if there is no loop, and return its result.
 
         Raises:
             UsageError: as for ``call``.
@@ -99,7 +99,7 @@ class LoopThread:
             _post(self._loop, function)
 
     def close(self) -> None:
-        """Await ``end`` and end the loop; idempotent. In a forked process nothing is closed, because it belongs to the other process.
+        """Await ``end`` and end the loop; idempotent. In a forked process this does nothing, because the loop belongs to the other process.
 
         Raises:
             UsageError: the caller is on the loop itself.
@@ -122,7 +122,7 @@ class LoopThread:
             thread.join()
 
     def close_at_exit(self) -> None:
-        """Do the same as ``close``, within seconds and without raising."""
+        """Do the same as ``close``, but give up after a few seconds and never raise."""
         if self._process != os.getpid():
             return
         with self._lock:
@@ -168,8 +168,8 @@ class LoopThread:
 def call_at_exit(function: Callable[[], object]) -> None:
     """Call a function when the interpreter ends, while threads of executors still run: closing a model needs such a thread.
 
-    Functions registered with ``atexit`` run after those threads have ended. These run before, because the last one registered is the first
-    one to run; so the executors' own function has to be registered, which importing their module does.
+    Functions registered with ``atexit`` run after those threads have ended. Functions registered here run before that, because the last
+    one registered runs first: importing the executors' module makes sure that its own function is already registered.
     """
     import_module("concurrent.futures.thread")
     getattr(threading, "_register_atexit", atexit.register)(function)
@@ -213,7 +213,7 @@ def _post(loop: asyncio.AbstractEventLoop, function: Callable[[], Awaitable[obje
 
 
 def _end_alone(loop: asyncio.AbstractEventLoop, end: Callable[[], Awaitable[None]], process: int) -> None:
-    """End the loop of an object without references. This doesn't wait, because a finaliser runs on any thread."""
+    """End the loop of a ``LoopThread`` that nothing refers to. This doesn't wait, because a finaliser may run on any thread."""
 
     async def end_and_stop() -> None:
         try:

@@ -49,7 +49,7 @@ def takes_long(request: Request) -> bool:
 def describe_request(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> RequestFacts:
     """Return the facts about a request. Thread-safe.
 
-    The prompt's length is the device's count, or else the first server's, or else an estimate, in the last resort from the characters.
+    The prompt's length is the device's count, or else the first server's, or else an estimate, at worst from the number of characters.
     """
     text, other_parts = _text_of(request)
     shape = request.extra.get("response_format")
@@ -75,7 +75,7 @@ def describe_request(request: Request, device: Endpoint | None, servers: Sequenc
 
 
 def facts_for_log(facts: RequestFacts) -> RequestFacts:
-    """Return the facts without the caller's words, so that reasons made from them may be logged."""
+    """Return the facts without any text from the caller, so that reasons made from them may be logged."""
     fields = tuple(dict.fromkeys(map(logged_field, facts.server_fields)))
     parts = tuple(map(_logged_part, facts.other_parts))
     if (fields, parts) == (facts.server_fields, facts.other_parts):
@@ -93,8 +93,8 @@ def logged_field(name: str) -> str:
 def count_prompt(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> TextCount | None:
     """Return the prompt's length and what counted it, or None if there isn't even an estimate, as for images. Thread-safe.
 
-    It is the device's count, unless the request has tools and the device can't use any; or else the first server's that can count; or else
-    the first estimate that one of them has.
+    It is the device's count, unless the request has tools and the device can't use them. Otherwise it is the count of the first server that
+    can count, or else the first estimate that one of the endpoints has.
     """
     has_tools = bool(request.extra.get("tools") or request.extra.get("functions"))
     is_devices = device is not None and (device.capabilities.tools or not has_tools)
@@ -113,7 +113,7 @@ def _server_fields(request: Request, device: Endpoint | None, servers: Sequence[
 
 
 def _unkept_format(response_format: object) -> list[str]:
-    """Return why a device can't constrain an answer to this format; [] if it can."""
+    """Return the reason why a device can't constrain an answer to this format, as a list; [] if it can."""
     try:
         grammar_of(response_format)
     except ConfigError as exc:
@@ -127,7 +127,7 @@ def _is_same_vocabulary(device: Endpoint, server: Endpoint) -> bool:
 
 
 def _counts(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> dict[str, int]:
-    """Return the prompt's length for each endpoint with a tokenizer, where something depends on it."""
+    """Return the prompt's length by endpoint name. A fallback server counts it only if its context length is known."""
     found = {}
     for endpoint in (device, *servers):
         if endpoint is None or (endpoint in servers[1:] and endpoint.capabilities.context_tokens is None):
@@ -144,7 +144,7 @@ def _measure(request: Request, endpoints: Iterable[Endpoint | None], counts: Map
     Args:
         request: the request.
         endpoints: the endpoints to ask; None among them is skipped.
-        counts: the counts by name if they are known; None asks each endpoint.
+        counts: the counts by endpoint name, if they are already known; None asks each endpoint.
     """
     asked = [endpoint for endpoint in endpoints if endpoint is not None]
     for endpoint in asked:

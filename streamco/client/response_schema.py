@@ -1,6 +1,6 @@
-"""Pydantic classes as ``response_format``: makes the JSON schema to request from a class, and parses an answer's text into an object.
+"""Pydantic classes as ``response_format``: makes a request's JSON schema from a class, and parses an answer's text into an object.
 
-Pydantic isn't needed otherwise, so nothing here imports it until it gets such a class.
+Nothing else needs pydantic, so it is imported only once a caller gives such a class.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def schema_format(kind: type) -> dict[str, Any]:
         kind: a pydantic model, or a dataclass from ``pydantic.dataclasses``.
 
     Raises:
-        ConfigError: it is another class, or one that has no JSON schema.
+        ConfigError: it is another kind of class, or a class that has no JSON schema.
     """
     describe = _methods(kind)[0]
     try:
@@ -50,7 +50,7 @@ def read_object(kind: type[ParsedT], text: str) -> ParsedT:
 
 
 def read_partly(text: str) -> object | None:
-    """Parse the beginning of a JSON text, without a value that is incomplete; None if there is nothing yet, or it isn't JSON."""
+    """Parse the beginning of a JSON text, without an incomplete value; return None if there is nothing yet, or if it isn't JSON."""
     from pydantic_core import from_json
 
     try:

@@ -1,4 +1,4 @@
-"""The settings that a client makes its answers with; ``Client.with_options`` replaces single fields."""
+"""The settings that a client makes its answers with; ``Client.with_options`` replaces some of them."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
 
     Args:
         endpoints: the device and the servers, shared by all clients from ``with_options``.
-        modes: the modes that the client, and the clients it was derived from, have had, by name; the newest of each.
+        modes: the newest mode of each name that the client, or a client that it was derived from, has had.
         mode: the chosen mode.
-        planner: prepares the answers, and keeps what is learned and spent.
+        planner: prepares the answers, and keeps track of what is learned and spent.
         planners: the planners of ``modes``.
         budget: share of the work that the expensive side may do; None uses each mode's default.
         profile: what an earlier client learned, or None.
         seed: seed for random draws; None takes one from the system.
         totals: adds up the costs of the answers.
-        pace: how fast the reader gets text: a number of tokens per second; "smooth" to send it evenly, at the rate at which it arrives;
+        pace: how fast the reader gets text: a number of tokens per second, "smooth" to spread it evenly at the rate at which it arrives, or
             None to send it as soon as it arrives.
-        on_failure: what to do if an answer's endpoint fails; None decides by the request.
+        on_failure: what to do if an answer's endpoint fails; with None, it depends on the request.
         limits: bounds on what may be buffered.
         timeouts: limits on waiting, for requests that set none; None uses the endpoints' limits.
         max_retries: retries at each server, for requests that set no number; None uses the endpoints' number.
@@ -63,7 +63,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     max_retries: int | None = None
 
     def with_limits(self, request: Request) -> Request:
-        """Return the request with the client's timeouts and number of retries where it sets none itself."""
+        """Return the request with the client's timeouts and number of retries, unless it sets its own."""
         timeouts = self.timeouts if request.timeouts is None else request.timeouts
         retries = self.max_retries if request.max_retries is None else request.max_retries
         if timeouts is request.timeouts and retries == request.max_retries:
@@ -83,7 +83,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     async def start(self) -> None:
         """Start the endpoints, and let the modes gather what they need to know; idempotent.
 
-        An excluded side isn't started, and no verifier is asked then.
+        If a side is excluded, its endpoints aren't started, and no verifier is asked.
 
         Raises:
             AllEndpointsFailed: no endpoint could start.

@@ -31,7 +31,7 @@ class Token(Struct, frozen=True):
         text: whole code points, never "" except in the subclasses.
         id: the token's id at its endpoint; None if it isn't known or several tokens make up the text.
         source: the endpoint's name.
-        time: time of its delivery, seconds on the monotonic clock.
+        time: when it was delivered, in seconds on the monotonic clock.
         kind: "content" for the answer's text, "reasoning" for the model's thinking.
         origin: how the token of a speculated answer came about; "draft" means not verified yet (docs/speculation.md). None if the answer
             was raced.
@@ -67,8 +67,8 @@ class AnswerStream(ABC, Generic[Item]):
     """An answer that is being delivered; iterate it once.
 
     Leaving the loop early (``break``, an exception, a cancelled task) stops all work for the answer. Use the stream as an async context
-    manager if that work must have ended before the program continues. ``anext`` takes single items; an ``async for`` after it continues
-    there. Cancelling a read, for example by a timeout, ends the stream.
+    manager if that work must have ended before the program continues. ``anext`` reads single items, and an ``async for`` after it reads the
+    rest. Cancelling a read, for example by a timeout, ends the stream.
     """
 
     def __init__(self, answer: PendingAnswer) -> None:
@@ -110,7 +110,7 @@ class AnswerStream(ABC, Generic[Item]):
 
     @abstractmethod
     def _iterate(self) -> AsyncGenerator[Item, None]:
-        """Return the generator of the items. It must keep no reference to the stream."""
+        """Return a generator of the items, which must keep no reference to the stream."""
 
     # Ending
 
@@ -119,7 +119,7 @@ class AnswerStream(ABC, Generic[Item]):
         await self._answer.aclose()
 
     async def close(self) -> None:
-        """Do the same as ``aclose``, under the name in OpenAI's SDK."""
+        """Do the same as ``aclose``, which OpenAI's SDK calls ``close``."""
         await self.aclose()
 
     async def __aenter__(self) -> Self:
@@ -132,7 +132,7 @@ class AnswerStream(ABC, Generic[Item]):
 
     @property
     def report(self) -> Report:
-        """The figures so far; final once the iteration has ended.
+        """The report on the answer so far; final once the iteration has ended.
 
         Raises:
             StreamConsumed: the answer has not started; iterate first.
@@ -169,7 +169,7 @@ class ChatStream(AnswerStream[ChatCompletionChunk]):
     Chunks without choices (usage) are left out. If they have provider-specific fields (Azure's content-filter results, the timings of
     llama.cpp's server), these are sent with an empty delta, so that code that reads the first choice still works. If you request usage with
     ``stream_options={"include_usage": True}``, the last chunk has it, whichever endpoint wins, with ``is_estimated`` if it had to be
-    estimated (``AnswerUsage``). After a hand-over it covers the whole answer.
+    estimated (``AnswerUsage``). After a hand-over, the usage covers the whole answer.
     """
 
     def __init__(self, answer: PendingAnswer, *, includes_usage: bool = False) -> None:
@@ -178,11 +178,11 @@ class ChatStream(AnswerStream[ChatCompletionChunk]):
         self._relay: Relay | None = None
 
     def relaying(self, relay: Relay) -> AsyncGenerator[ChatCompletionChunk, None]:
-        """Iterate the stream as usual, but without a chunk for most plain text, which goes to a function: for programs that pass text on.
+        """Iterate the stream, but pass most plain text to a function without making chunks of it; for programs that pass text on.
 
         Args:
-            relay: awaited with the earlier chunk, which it must not change, and the new text, in order with the chunks of the iteration.
-                What it raises ends the stream.
+            relay: awaited with an earlier chunk, which it must not change, and the new text, which a chunk like that one would have. These
+                calls are in order with the chunks of the iteration. An exception from it ends the stream.
 
         Raises:
             StreamConsumed: something was read before.
@@ -196,7 +196,7 @@ class ChatStream(AnswerStream[ChatCompletionChunk]):
         """Wait for the first delivery without reading it.
 
         Raises:
-            StreamcoError: no endpoint could give the answer. The stream is closed then.
+            StreamcoError: no endpoint could give the answer; the stream is then closed.
         """
         driver = await self._answer.start()
         try:
@@ -211,7 +211,7 @@ class ChatStream(AnswerStream[ChatCompletionChunk]):
         """The part of the report that is known at the first token, for headers sent before the answer; far cheaper than ``report``.
 
         Raises:
-            StreamConsumed: the answer has not started; await ``first`` before.
+            StreamConsumed: the answer has not started; await ``first`` first.
         """
         return self._answer.opening()
 
@@ -233,7 +233,7 @@ class TokenStream(AnswerStream[Token]):
 
 
 class _Reading:
-    """The reading of an answer: however it ends, the answer's work ends, and an error gets the answer's figures."""
+    """A context for reading an answer. On leaving it, the answer's work ends, and a ``StreamcoError`` gets the answer's report."""
 
     __slots__ = ("_answer", "_driver")
 
@@ -304,14 +304,14 @@ async def _read_tokens(answer: PendingAnswer) -> AsyncGenerator[Token, None]:
 
 
 def _check_calls(batch: Batch, written: list[str]) -> None:
-    """Check that a stream of tokens leaves nothing out.
+    """Check that there is no tool call, which a stream of tokens would leave out.
 
     Args:
         batch: the chunks.
         written: the text so far.
 
     Raises:
-        UsageError: they have a call of a tool.
+        UsageError: a chunk has a tool call.
     """
     for chunk in batch[1]:
         for choice in chunk.choices[:1]:

@@ -1,7 +1,7 @@
 """A client for code without asyncio: the same calls and types as ``Client``, but each call blocks.
 
-Everything runs in one ``Client`` on an event loop on a separate thread (``LoopThread``). There is no logic here: a method waits for the
-client's method, and a stream for the client's stream.
+Everything runs in one ``Client``, whose event loop has a thread of its own (``LoopThread``). There is no logic here: each method waits for
+the client's method, and each stream for the client's stream.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _SyncAnswer:
 
     @property
     def report(self) -> Report:
-        """The figures so far; final once the answer has been read to its end.
+        """The report on the answer so far; final once the answer has been read to its end.
 
         Raises:
             StreamConsumed: the answer has not started.
@@ -94,7 +94,7 @@ class SyncStream(_SyncAnswer, Generic[Item]):
     """An answer that is being delivered; iterate it once.
 
     Leaving the loop early stops all work for the answer, and so does dropping the iterator. ``close``, or leaving a ``with`` block, waits
-    until it has ended. ``next`` takes single items; a ``for`` after it continues there.
+    until that work has ended. ``next`` reads single items, and a ``for`` after it reads the rest.
     """
 
     def __init__(self, source: AnswerStream[Item], loop: LoopThread) -> None:
@@ -171,7 +171,7 @@ class SyncEventStream(_SyncAnswer, Generic[ParsedT]):
 
 
 class _Items(Iterator[Item]):
-    """The items of a stream on the loop; dropping it ends the work.
+    """An iterator over a stream on the loop; dropping the iterator stops all work for the answer.
 
     Args:
         source: provides the items; its ``aclose`` ends the work.
@@ -276,7 +276,7 @@ class SyncCompletions:
     ) -> ParsedAnswer[None]: ...
 
     def parse(self, **options: Any) -> ParsedAnswer[Any]:
-        """Ask for an answer as JSON for a class, wait for it and parse it; see ``Client.chat.completions.parse``."""
+        """Ask for an answer as JSON that fits a class, wait for it and parse it; see ``Client.chat.completions.parse``."""
         parse: Callable[..., Awaitable[ParsedAnswer[Any]]] = self._completions.parse
         return self._loop.call(parse, **options)
 
@@ -321,7 +321,7 @@ class SyncChat:
 
 
 def _takes(method: Callable[Concatenate[Client, P], object]) -> Callable[[Callable[..., T]], Callable[Concatenate[SyncClient, P], T]]:
-    """Give a method the signature of this client method."""
+    """Return a decorator that gives a method the signature of a ``Client`` method."""
 
     def decorate(function: Callable[..., T]) -> Callable[Concatenate[SyncClient, P], T]:
         returned = signature(function).return_annotation
@@ -332,7 +332,7 @@ def _takes(method: Callable[Concatenate[Client, P], object]) -> Callable[[Callab
 
 
 def _waits(method: Callable[Concatenate[Client, P], Awaitable[T]]) -> Callable[Concatenate[SyncClient, P], T]:
-    """Return a method that calls this client method and waits for it."""
+    """Return a ``SyncClient`` method that calls a ``Client`` method and waits for it."""
 
     @wraps(method)
     def wait(self: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -342,7 +342,7 @@ def _waits(method: Callable[Concatenate[Client, P], Awaitable[T]]) -> Callable[C
 
 
 def _reads(method: Callable[Concatenate[Client, P], T]) -> Callable[Concatenate[SyncClient, P], T]:
-    """Return a method that calls this client method on its loop."""
+    """Return a ``SyncClient`` method that calls a ``Client`` method on the client's loop."""
 
     @wraps(method)
     def read(self: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -355,7 +355,7 @@ class SyncClient:
     """A client for code without asyncio: it has the arguments, calls and types of ``Client``, but each call blocks.
 
     It runs an event loop on a separate thread, which starts with the first call. Any number of threads may call it at once, even threads
-    that run an event loop themselves, such as a notebook's; there a call blocks that loop. Ctrl-C cancels the answer that you are waiting
+    that run an event loop themselves, such as a notebook's; a call then blocks that loop. Ctrl-C cancels the answer that you are waiting
     for, and the client stays usable. Functions that you pass to it (gates, observers, keys) run on its thread and can't call it.
 
     A process that is forked before the first call starts its own thread; in one that is forked later, calls raise ``UsageError``.
@@ -375,7 +375,7 @@ class SyncClient:
     rate = _reads(Client.rate)
 
     def close(self) -> None:
-        """Stop all answers, release every connection, model and thread; idempotent. A client from ``with_options`` closes nothing."""
+        """Stop all answers and release every connection, model and thread; idempotent. A client from ``with_options`` closes nothing."""
         if self._owns_loop:
             self._loop.close()
 
@@ -425,7 +425,7 @@ class SyncClient:
     def pace(self) -> ReaderPace:
         """How fast the reader gets text.
 
-        A number of tokens per second; "smooth" to send it evenly, at the rate at which it arrives; None to send it as soon as it arrives.
+        This is a number of tokens per second, "smooth" to spread text evenly at the rate at which it arrives, or None to send it at once.
         """
         return self._client.pace
 

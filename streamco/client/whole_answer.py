@@ -27,7 +27,7 @@ class Answer(ChatCompletion):
 class ParsedMessage(ChatCompletionMessage, Generic[ParsedT]):
     """A message with the object parsed from its text.
 
-    ``parsed`` is None if the model refused or wrote no text, or if no class was given. A dump leaves it out, because ``content`` has it.
+    ``parsed`` is None if the model refused or wrote no text, or if no class was given. Dumps leave it out, because ``content`` has it.
     """
 
     undumped: ClassVar[frozenset[str]] = frozenset({"parsed"})
@@ -48,7 +48,7 @@ class ParsedAnswer(Answer, Generic[ParsedT]):
 
 
 def whole_answer(completion: ChatCompletion, report: Report) -> Answer:
-    """Return a completion with its report."""
+    """Return a completion as an ``Answer`` with its report."""
     return _as(Answer, completion, report=report)
 
 
@@ -102,6 +102,6 @@ def _unparsed(text: str, choice: Choice, answer: Answer, code: str) -> UnparsedA
 
 
 def _as(kind: type[_Model], model: ResponseModel, **changes: Any) -> _Model:
-    """Convert a response to a subclass, with other values for some of the fields."""
+    """Convert a response to a subclass, with new values for some of the fields."""
     fields = {name: getattr(model, name) for name in model.__struct_fields__ if name in kind.__struct_fields__}
     return with_further(kind(**{**fields, **changes}), further_fields(model))

@@ -1,4 +1,4 @@
-"""How soon the answers of one mode begin and how fast they are written, learned from those answers alone."""
+"""Learns from a mode's own answers how soon they begin and how fast they are written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PRIOR_TOKENS = 64.0  # how many tokens a predicted rate counts as
 
 
 class AnswerTimes:
-    """The times of a mode whose parts can't be measured separately, and how much its answers took from each kind of endpoint."""
+    """Learns the times of a mode whose parts can't be measured separately, and how many tokens each kind of endpoint computed for it."""
 
     def __init__(self) -> None:
         self._line = DeviceFit(_WINDOW)
@@ -25,7 +25,7 @@ class AnswerTimes:
         self._computed: dict[str, deque[tuple[int, int]]] = {kind: deque(maxlen=_WINDOW) for kind in ("device", "server")}
 
     def record(self, report: Report, *, is_paced: bool) -> None:
-        """Record an answer that has ended; failed ones are ignored. ``is_paced`` tells if its text came at the reader's pace."""
+        """Record an answer that has ended, unless it failed. ``is_paced`` says whether its text was delivered at the reader's pace."""
         if report.ending != "complete" or report.ttft is None or not report.tokens:
             return
         rate = report.tokens_per_second
@@ -38,16 +38,16 @@ class AnswerTimes:
         """Record the times of an answer.
 
         Args:
-            prompt_tokens, tokens: lengths of prompt and answer.
-            first: seconds to the first token.
-            span: seconds from there to the last one.
+            prompt_tokens, tokens: lengths of the prompt and the answer.
+            first: seconds from the request to the first token.
+            span: seconds from the first token to the last one.
         """
         self._line.observe(prompt_tokens, first)
         self._first.append(first)
         self._spans.append((tokens - 1, span))
 
     def first_word(self, prompt_tokens: int) -> float | None:
-        """Return the seconds to the first token that are expected for a prompt of this length, or None if there was no answer."""
+        """Return the expected time to the first token for a prompt of this length, in seconds, or None if there was no answer yet."""
         if len(self._first) < _FEW or not self._line.is_spread:
             return median(self._first) if self._first else None
         line = self._line.estimate()
@@ -55,7 +55,7 @@ class AnswerTimes:
         return line.ttft(max(1, prompt_tokens)) * sum(line.jitter) / len(line.jitter)
 
     def rate(self, predicted: float | None = None) -> float | None:
-        """Return the tokens per second after the first one; None if not known. ``predicted`` is a model's prediction, if any."""
+        """Return the rate after the first token in tokens per second, or None if not known. ``predicted`` is a model's forecast of it."""
         tokens, seconds = (sum(values) for values in zip((0, 0.0), *self._spans, strict=True))
         if predicted is not None:
             tokens, seconds = tokens + _PRIOR_TOKENS, seconds + _PRIOR_TOKENS / predicted

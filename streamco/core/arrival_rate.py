@@ -1,7 +1,8 @@
-"""The rate at which text comes, whether token by token or in bursts.
+"""Measures the rate at which text arrives, whether token by token or in bursts.
 
-Arrivals within one display frame count together, because a burst may come in several reads. Text that comes after an interval may belong
-to that interval or to the next one. So the rate is the smaller of two: one without the oldest text of the window, one without the newest.
+Arrivals within one display frame count together, because a burst may take several reads. Text that arrives after an interval may belong
+to that interval or to the next one. So two rates are computed, one without the oldest text of the window and one without the newest, and
+the smaller one is used.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _WINDOW = 1.0  # seconds
 
 
 class _Slot(Struct):
-    """The text that arrived within one display frame, at this number of different ``times``."""
+    """The text that arrived within one display frame; ``times`` counts the different moments at which it arrived."""
 
     begin: float
     end: float
@@ -28,16 +29,16 @@ class _Slot(Struct):
 
 
 class ArrivalRate:
-    """The rate at which the text of one answer comes, and how much of the held text was not needed recently.
+    """Measures the rate at which the text of one answer arrives, and how much of the held text was not needed recently.
 
     Args:
         pause: seconds without text after which the rate counts as unknown.
 
     Attributes:
-        rate: tokens per second over the last second; 0 if not known, at the beginning and after a pause.
-        burst: mean number of tokens that came at one time.
-        interval: mean number of seconds between these times; 0 if not known.
-        standing: tokens that were held at each arrival of the last ``pause`` seconds.
+        rate: tokens per second over the last second; 0 at the beginning and after a pause, when it isn't known.
+        burst: mean number of tokens that arrived together.
+        interval: mean number of seconds between two arrivals; 0 if not known.
+        standing: the fewest tokens that were held at any arrival in the last ``pause`` seconds.
     """
 
     def __init__(self, *, pause: float) -> None:
@@ -47,16 +48,16 @@ class ArrivalRate:
         self.interval = 0.0
         self.standing = 0.0
         self._slots: deque[_Slot] = deque()
-        self._amount = 0.0  # of all slots except the oldest, which marks the begin of the time
+        self._amount = 0.0  # of all slots except the oldest, which marks the beginning of the time
         self._times = 0  # the same
         self._lows: deque[tuple[float, float]] = deque()  # (time, held) of arrivals at which less was held than at any later one
 
     def record(self, amount: float, *, held: float, now: float) -> bool:
-        """Record that text came, and return True if it is the first or the first after a pause.
+        """Record that text arrived, and return True if it is the first text or the first after a pause.
 
         Args:
-            amount: its tokens, > 0.
-            held: tokens that were held before.
+            amount: how many tokens arrived, > 0.
+            held: how many tokens were held before.
             now: seconds, not before the last call's.
         """
         slots = self._slots
@@ -87,7 +88,7 @@ class ArrivalRate:
         return is_first
 
     def _lowest(self, held: float, now: float) -> float:
-        """Return the least that was held at any arrival of the last ``pause`` seconds, including this one."""
+        """Return the fewest tokens that were held at any arrival in the last ``pause`` seconds, including this one."""
         lows = self._lows
         while lows and lows[-1][1] >= held:
             lows.pop()

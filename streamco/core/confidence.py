@@ -1,6 +1,7 @@
-"""How sure a model was of what it wrote, from its own probability of each token.
+"""Measures how sure a model was of its text, from the probability that it gave each token.
 
-In a mean, single doubtful places disappear among probabilities of 1. So the lowest mean of a sentence is kept as well as the beginning's.
+A few doubtful tokens disappear in the mean of a long answer, where most probabilities are 1. So the lowest mean of any sentence is kept
+too, not only the beginning's.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from streamco.events import TokenConfidence
 __all__ = ["BEGINNING", "Confidence", "ConfidenceMeter", "ends_sentence"]
 
 BEGINNING = 16
-"""How many tokens count as an answer's beginning (as many as in EdgeFM-LLM)."""
+"""How many tokens count as an answer's beginning (the number that EdgeFM-LLM uses)."""
 _LEAST = 1e-6  # a probability that was rounded to 0
 _ENDS = (".", "!", "?", "\u3002", "\uff01", "\uff1f")
 
 
 class Confidence(Struct, frozen=True, kw_only=True):
-    """How sure a model was of its answer. Means are geometric: 1 over the perplexity.
+    """How sure a model was of its answer. Means are geometric, so they equal 1 over the perplexity.
 
     Args:
         tokens: number of tokens whose probability is known.
-        beginning: mean probability of the first 16 tokens, or of all if there are fewer, 0..1.
-        worst_sentence: lowest mean probability of a sentence or line that has ended, 0..1; None if none has.
+        beginning: mean probability of the first 16 tokens, or of all tokens if there are fewer, 0..1.
+        worst_sentence: lowest mean probability of any sentence or line that has ended, 0..1; None if none has ended.
     """
 
     tokens: int
@@ -35,7 +36,7 @@ class Confidence(Struct, frozen=True, kw_only=True):
 
 
 class ConfidenceMeter:
-    """Measures the confidence of one answer from its tokens, which it takes in order."""
+    """Measures the confidence of one answer from its tokens, which must be recorded in order."""
 
     def __init__(self) -> None:
         self.first: list[float] = []
@@ -47,7 +48,7 @@ class ConfidenceMeter:
         self._worst: float | None = None
 
     def record(self, tokens: Iterable[TokenConfidence]) -> None:
-        """Take the next tokens."""
+        """Add the probabilities of the next tokens."""
         for probability, is_end in tokens:
             logarithm = log(max(_LEAST, probability))
             if self._tokens < BEGINNING:
@@ -63,7 +64,7 @@ class ConfidenceMeter:
 
     @property
     def confidence(self) -> Confidence | None:
-        """What is known so far; None if there is nothing."""
+        """The confidence so far, or None if no token has been recorded."""
         if not self._tokens:
             return None
         return Confidence(
@@ -74,5 +75,5 @@ class ConfidenceMeter:
 
 
 def ends_sentence(text: str) -> bool:
-    """Return True if a sentence or a line ends with a token of this text."""
+    """Return True if a token with this text ends a sentence or a line."""
     return "\n" in text or text.rstrip().endswith(_ENDS)

@@ -1,4 +1,4 @@
-"""The delivery of tokens to the reader, at once or at the reader's pace. It is measured in both cases."""
+"""Delivers tokens to the reader, at once or at the reader's pace, and measures the delivery in both cases."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Delivery"]
 
 
 class Delivery:
-    """The reader's end of one answer, owned by the race machine or the speculative output.
+    """Delivers the tokens of one answer to its reader; the race machine or the speculative output owns it.
 
     Args:
-        pace: tokens per second at the reader; "smooth" for an even flow at the rate at which they come; None to deliver at once.
-        reader_rate: tokens per second of the virtual reader that quality is measured with.
+        pace: tokens per second at the reader; "smooth" for an even flow at the rate at which they arrive; None to deliver at once.
+        reader_rate: reading speed of the virtual reader, by which quality is measured, in tokens per second.
     """
 
     def __init__(self, pace: ReaderPace, reader_rate: float) -> None:
@@ -47,14 +47,14 @@ class Delivery:
         return self._pacer.next_due() if self._pacer is not None else None
 
     def ahead(self, *, now: float) -> float:
-        """Return how many tokens the reader has not reached yet, or without a fixed pace the virtual reader."""
+        """Return how many tokens the reader has not reached yet. Without a fixed pace, the virtual reader's position is used."""
         if self._has_rate:
             return self.buffered
         first = self.meter.first
         return 0.0 if first is None else max(0.0, self.meter.tokens + self.buffered - self.meter.rate * (now - first))
 
     def take(self, source: str, chunks: list[ChatCompletionChunk], tokens: int, *, now: float) -> list[DeliverTokens]:
-        """Add chunks that the endpoint ``source`` generated, ``tokens`` in total, and return the deliveries that are due."""
+        """Add chunks with ``tokens`` tokens in total from the endpoint ``source``, and return the deliveries that are due."""
         if self._pacer is None:
             if tokens:
                 self.meter.record(tokens, now=now)
@@ -85,7 +85,7 @@ class Delivery:
         return tokens
 
     def _hand_out(self, released: list[tuple[str, ChatCompletionChunk]], held: int, now: float) -> list[DeliverTokens]:
-        """Return one delivery for each run of chunks of one endpoint; ``held`` tokens were in the buffer before."""
+        """Return one delivery for each run of chunks from the same endpoint. ``held`` tokens were in the buffer before."""
         if tokens := held - self.buffered:
             self.meter.record(tokens, now=now)
         deliveries: list[DeliverTokens] = []

@@ -1,8 +1,8 @@
-"""Cuts text, never inside a character as a person sees it, and before a word if one begins nearby.
+"""Cuts text, if possible before a word, but never inside what a person sees as one character.
 
-Such a character is a grapheme cluster (Unicode UAX #29): a letter with its marks, an emoji with its skin tone, a family of emoji that are
-joined. The standard library doesn't find them. The rules here are simple and strict: they allow no cut where UAX #29 has none, and fewer
-cuts within Hangul letters, between flags and next to invisible format characters.
+Unicode calls such a character a grapheme cluster (UAX #29): a letter with its marks, an emoji with its skin tone, or a family of joined
+emoji. The standard library doesn't find them. The rules here are simple and strict: they allow no cut where UAX #29 has none, and fewer
+cuts than UAX #29 within Hangul letters, between flags and next to invisible format characters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CLUSTER_REACH = 1024  # how many characters to search for the end of a cluster:
 
 
 def is_boundary(text: str, index: int) -> bool:
-    """Return True if a cut before ``text[index]`` divides no grapheme cluster and no surrogate pair.
+    """Return True if a cut before ``text[index]`` doesn't divide a grapheme cluster or a surrogate pair.
 
     Args:
         text: the text.
@@ -49,16 +49,16 @@ def _is_flag_letter(character: str) -> bool:
 
 
 def _is_hangul_letter(character: str, *, first: bool) -> bool:
-    """Return True for a letter that begins a syllable (``first``), or that continues one."""
+    """Return True if a letter can begin a Hangul syllable (``first``), or otherwise if it can continue one."""
     if first:
         return "\u1100" <= character <= "\u115f" or "\ua960" <= character <= "\ua97f"
     return "\u1160" <= character <= "\u11ff" or "\ud7b0" <= character <= "\ud7ff"
 
 
 def cut_evenly(text: str, pieces: int) -> list[str]:
-    """Return the text in at most this many pieces of about the same length; together they are the text.
+    """Cut the text into at most this many pieces of about the same length, and return them.
 
-    A piece begins with the space before a word if there is one nearby, otherwise with any grapheme cluster.
+    Each piece begins with the space before a word if there is one nearby, otherwise with any grapheme cluster.
     """
     cuts = [0]
     length = len(text)
@@ -74,7 +74,7 @@ def cut_evenly(text: str, pieces: int) -> list[str]:
 
 
 def _word_near(text: str, wanted: int, after: int, reach: int) -> int | None:
-    """Return the index of the space before a word that is nearest to ``wanted`` and lies after ``after``, or None if none is nearby."""
+    """Return the index of the space before a word that is nearest to ``wanted`` but after ``after``, or None if none is nearby."""
     for distance in range(reach + 1):
         for index in (wanted - distance, wanted + distance):
             if after < index < len(text) and text[index].isspace() and not text[index - 1].isspace() and is_boundary(text, index):

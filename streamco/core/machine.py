@@ -1,8 +1,8 @@
 """The interface between every core machine and its drivers.
 
 A machine never waits, reads a clock or draws random numbers. ``now`` (seconds on one monotonic clock) is passed in with every call. The
-driver collects commands with ``take_commands`` and carries them out in order. ``next_deadline`` returns when it wants to be called again.
-A driver in ``client`` or ``server`` runs it on asyncio, ``sim/driver.py`` runs the same object in SimPy.
+driver collects commands with ``take_commands`` and carries them out in order. ``next_deadline`` says when the machine wants to be called
+again. A driver in ``client`` or ``server`` runs the machine on asyncio, and ``sim/driver.py`` runs the same object in SimPy.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ class Machine(Protocol[EventT_contra, CommandT]):
     """A state machine without IO."""
 
     def start(self, *, now: float) -> None:
-        """Start the machine; called once, before anything else."""
+        """Start the machine. This is called once, before any other method."""
         ...
 
     def receive(self, event: EventT_contra, *, now: float) -> None:
-        """Handle an event that happened at ``now``, seconds."""
+        """Handle an event that happened at ``now``, in seconds."""
         ...
 
     def take_commands(self) -> list[CommandT]:
-        """Return the commands since the last call, in order; each is returned once."""
+        """Return the commands issued since the last call, in order. Each command is returned only once."""
         ...
 
     def next_deadline(self) -> float | None:
-        """Return when ``handle_deadline`` is to be called next, or None if not before another event."""
+        """Return when ``handle_deadline`` must be called next, or None if nothing is due before another event."""
         ...
 
     def handle_deadline(self, *, now: float) -> None:
-        """Do what is due at ``now``; before the deadline this does nothing."""
+        """Do the work that is due at ``now``. Calling this before the deadline does nothing."""
         ...

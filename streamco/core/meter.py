@@ -1,8 +1,8 @@
-"""The quality of a delivery in numbers, by the same code live and in the simulator.
+"""Measures the quality of a delivery, with the same code for real clients and in the simulator.
 
-A virtual reader begins with the first token and takes ``rate`` tokens per second. Token n is expected at ``t_first + n / rate``, and seen
-then or on its delivery, whichever is later (DiSCo 2.2 and Table 3; the timeline of Andes). A token is delayed if it is delivered after it
-is expected.
+A virtual reader begins with the first token and reads ``rate`` tokens per second. Token n is expected at ``t_first + n / rate``, and is
+seen then or when it is delivered, whichever is later (DiSCo 2.2 and Table 3; the timeline of Andes). A token is delayed if it is delivered
+after it is expected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FRAME = 1 / 60  # seconds; a token that comes within one display frame is seen i
 
 
 class Quality(Struct, frozen=True, kw_only=True):
-    """Smoothness of one answer, as measured and at the virtual reader.
+    """How smoothly one answer was delivered, as measured and as the virtual reader sees it.
 
     Args:
         tbt_p50: median time between tokens at the virtual reader, seconds; None for fewer than two tokens. It is never below ``1 / rate``.
@@ -28,8 +28,8 @@ class Quality(Struct, frozen=True, kw_only=True):
         delayed_tokens: tokens delivered later than expected, by more than a frame (``delay_num`` of Table 3).
         stalls: runs of delayed tokens, which is how often the reader had to wait.
         score: 1 minus the share of the reader's time lost to delay, in [0, 1]; 1 if they never waited.
-        gap_p50: median of the measured time between two tokens as they were delivered, seconds; 0 between tokens of one batch; None for
-            fewer than two tokens.
+        gap_p50: median of the measured time between two delivered tokens, seconds; None for fewer than two tokens. The time between
+            tokens of one batch counts as 0.
         gap_p99: 99th percentile of the measured time between tokens, seconds.
     """
 
@@ -43,10 +43,10 @@ class Quality(Struct, frozen=True, kw_only=True):
 
 
 class Meter:
-    """The record of one answer's deliveries, with one entry per batch of any size.
+    """Records the deliveries of one answer, with one entry per batch of any size.
 
     Args:
-        rate: tokens per second of the virtual reader.
+        rate: how many tokens per second the virtual reader reads.
     """
 
     def __init__(self, rate: float = READING) -> None:
@@ -56,7 +56,7 @@ class Meter:
         self._counts: list[int] = []
 
     def record(self, tokens: int, *, now: float) -> None:
-        """Record that ``tokens`` were delivered at ``now`` (seconds, not before the last call's)."""
+        """Record that ``tokens`` tokens were delivered at ``now`` (seconds, not before the last call's)."""
         self.tokens += tokens
         self._times.append(now)
         self._counts.append(tokens)
@@ -72,7 +72,7 @@ class Meter:
         return self._times[-1] if self._times else None
 
     def delayed(self, start: int, stop: int | None = None) -> int:
-        """Return how many tokens from position ``start`` on, up to ``stop``, were delivered later than expected."""
+        """Return how many of the tokens from position ``start`` up to ``stop`` were delivered later than expected."""
         count = position = 0
         for time, tokens in zip(self._times, self._counts, strict=True):
             begin, end = max(position, start), position + tokens if stop is None else min(position + tokens, stop)
@@ -127,7 +127,7 @@ class Meter:
         )
 
     def _passed(self, time: float, start: int, stop: int, *, slack: float = 0.0) -> int:
-        """Return the first position from ``start`` on that is not expected ``slack`` seconds before ``time``, or ``stop`` if all are."""
+        """Return the first position in ``start`` .. ``stop`` whose expected time plus ``slack`` is at or after ``time``, else ``stop``."""
         first, period = self._times[0], 1.0 / self.rate
         if first + start * period + slack >= time:
             return start
@@ -148,7 +148,7 @@ def _add_gap(gaps: dict[float, int], gap: float, count: int = 1) -> None:
 
 
 def _quantile(gaps: dict[float, int], share: float) -> float | None:
-    """Return the smallest gap that at least ``share`` of all gaps do not exceed."""
+    """Return the smallest gap such that at least ``share`` of all gaps are no longer than it, or None if there are no gaps."""
     if not gaps:
         return None
     values = sorted(gaps)

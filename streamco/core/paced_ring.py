@@ -1,12 +1,12 @@
-"""Tokens on their way to a reader, each with the time when it is due.
+"""Holds tokens on their way to a reader, each with the time when it is due.
 
-The timeline is that of DiSCo's token buffer (4.3). Token n is due ``n * period`` after the first one, so lateness never adds up. A token
-that was pushed when nothing was held, and should have been out by then, is due at once. Those after it follow ``min_gap`` apart until the
-timeline is reached again. The first token is never held back. An item of weight 0 isn't a token: it keeps its place and isn't delayed.
+The timeline follows DiSCo's token buffer (4.3). Token n is due ``n * period`` after the first one, so lateness never adds up. If
+nothing was held and a token arrives late, it is due at once. The tokens after it follow ``min_gap`` apart until the timeline is reached
+again. The first token is never held back. An item of weight 0 isn't a token: it stays in order and is never delayed on its own.
 
 One thread pushes and releases. ``now`` is in seconds on one monotonic clock.
 
-A compiled ring would save only 0.8 us of the 17 us and more that a paced token costs, so there is none.
+A paced token costs 17 us or more. A compiled ring would save only 0.8 us of that, so there is none.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ T = TypeVar("T")
 
 
 class PacedRing(Generic[T]):
-    """A ring of slots with due times. It grows when it is full, because its users limit what they push.
+    """A queue of items with due times. It has no size limit, because its users limit how much they push.
 
     Args:
         period: seconds from one token's due time to the next one's, > 0 and finite.
         min_gap: seconds between overdue tokens, 0 to ``period``.
 
     Raises:
-        ValueError: one of them is out of range.
+        ValueError: ``period`` or ``min_gap`` is out of range.
     """
 
     __slots__ = ("_first", "_last", "_last_weight", "_released", "_slots", "buffered", "min_gap", "period")
@@ -53,7 +53,7 @@ class PacedRing(Generic[T]):
         return len(self._slots)
 
     def push(self, weight: int, source: str, item: T, now: float, /) -> None:
-        """Add an item that takes ``weight`` tokens of the reader's time.
+        """Add an item that takes the reader as long as ``weight`` tokens.
 
         Raises:
             ValueError: ``weight`` is not in 0..MAX_WEIGHT.
@@ -77,7 +77,7 @@ class PacedRing(Generic[T]):
         return max(self._first + self._released * self.period, self._last + self.min_gap * self._last_weight)
 
     def release(self, now: float, /) -> list[tuple[str, T]]:
-        """Remove and return the items that are due with their sources, in order."""
+        """Remove the items that are due, and return them with their sources, in order."""
         released: list[tuple[str, T]] = []
         while (due := self.next_due()) is not None and due <= now:
             weight, slot = self._slots.popleft()
@@ -89,7 +89,7 @@ class PacedRing(Generic[T]):
         return released
 
     def flush(self) -> list[tuple[str, T]]:
-        """Remove and return all items with their sources, due or not. They count as released."""
+        """Remove all items, due or not, and return them with their sources. They count as released."""
         released = [slot for _, slot in self._slots]
         self._slots.clear()
         self._released += self.buffered

@@ -1,12 +1,12 @@
-"""The token buffer between endpoint and reader (DiSCo 4.3, "token buffer"; 2.2 for the rates).
+"""The token buffer between an endpoint and the reader (DiSCo 4.3, "token buffer"; 2.2 for the rates).
 
-The reader's timeline is fixed by the first token: token n is due at ``t_first + n / rate``, so lateness never adds up. A token that could
-not be released when it was due, because the buffer was empty, goes out on arrival. Those after it follow at ``catch_up`` times the rate
-until the timeline is reached again, so a burst after a stall is smoothed. The first token is never held back.
+The first token fixes the reader's timeline: token n is due at ``t_first + n / rate``, so lateness never adds up. If the buffer is empty
+when a token is due, that token goes out as soon as it arrives. The tokens after it follow at ``catch_up`` times the rate until the timeline
+is reached again, so a burst after a stall is smoothed. The first token is never held back.
 
-A server's chunk may hold a whole burst of tokens. Such a chunk is cut at word ends, so that the pace holds within it. Joined, the
-pieces give the chunk again, and its other fields (finish reason, usage) go into the last piece. Chunks without content keep their position
-between tokens.
+A server's chunk may contain a whole burst of tokens. Such a chunk is cut at word ends, so that its words keep the pace too. Joined, the
+pieces give the chunk's text again, and its finish reason and usage go into the last piece. Chunks without content stay in order between
+the tokens.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _estimate(text: str) -> int:
 
 
 def weigh_chunk(chunk: ChatCompletionChunk) -> int:
-    """Return how many tokens of the reader's time a chunk takes, or 0 if there is nothing to read in it."""
+    """Return the length of a chunk's text in tokens, partly estimated, or 0 if there is nothing to read in it."""
     weight = 0
     for choice in chunk.choices:
         if choice.token_ids:
@@ -50,9 +50,9 @@ def weigh_chunk(chunk: ChatCompletionChunk) -> int:
 
 
 def split_chunk(chunk: ChatCompletionChunk) -> list[ChatCompletionChunk]:
-    """Return a chunk of plain text cut at word ends, and any other chunk whole.
+    """Cut a chunk of plain text at word ends and return the pieces; any other chunk is returned whole.
 
-    The concatenated content of the pieces is the chunk's content. In a chunk of more than 1,024 words, a piece holds several.
+    Joined, the pieces have the chunk's content. If a chunk has more than 1,024 words, a piece holds several words.
     Log-probabilities and token ids belong to their text, so a chunk with them stays whole.
     """
     if len(chunk.choices) != 1:
@@ -80,9 +80,9 @@ def split_chunk(chunk: ChatCompletionChunk) -> list[ChatCompletionChunk]:
 
 
 def cut_chunk(chunk: ChatCompletionChunk, texts: Sequence[str]) -> list[ChatCompletionChunk]:
-    """Return a chunk of plain text as one chunk for each of these texts, which joined are its content or its reasoning.
+    """Cut a chunk of plain text into one chunk for each of these texts, which joined give its content or its reasoning.
 
-    Fields that a chunk has once are in the first piece (role, the server's additional fields) or in the last one (finish reason, usage).
+    The role and the server's additional fields go into the first piece, and the finish reason and the usage into the last one.
     """
     if len(texts) == 1:
         return [chunk]
@@ -99,7 +99,7 @@ def cut_chunk(chunk: ChatCompletionChunk, texts: Sequence[str]) -> list[ChatComp
 
 
 def _with_provided(piece: ChatCompletionChunk, chunk: ChatCompletionChunk) -> ChatCompletionChunk:
-    """Return the first piece with the fields that the chunk has once: the role, and fields that only some servers send."""
+    """Return the first piece with the fields that only one piece may have: the role, and fields that only some servers send."""
     choice, source = piece.choices[0], chunk.choices[0]
     choice.delta.role, choice.delta.reasoning_details = source.delta.role, source.delta.reasoning_details
     choice.delta.channel, choice.delta.audio = source.delta.channel, source.delta.audio
@@ -122,7 +122,7 @@ def _piece(chunk: ChatCompletionChunk, text: str, *, is_content: bool) -> ChatCo
 
 
 class Pacer:
-    """The buffer that holds chunks until they are due, owned by the delivery. A ring stores them with their due times.
+    """Holds chunks until they are due, in a ring that knows their due times. The delivery owns it.
 
     Args:
         rate: tokens per second at the reader, > 0.
@@ -149,9 +149,9 @@ class Pacer:
         return self._ring.next_due()
 
     def release(self, *, now: float) -> list[tuple[str, ChatCompletionChunk]]:
-        """Remove and return the chunks that are due with their endpoints, in order."""
+        """Remove the chunks that are due, and return them with their endpoints, in order."""
         return self._ring.release(now)
 
     def flush(self) -> list[tuple[str, ChatCompletionChunk]]:
-        """Remove and return all chunks with their endpoints, due or not."""
+        """Remove all chunks, due or not, and return them with their endpoints."""
         return self._ring.flush()

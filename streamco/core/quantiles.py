@@ -1,4 +1,4 @@
-"""Picks a few numbers that represent many."""
+"""Picks a few numbers that represent many others."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ __all__ = ["equally_likely"]
 
 
 def equally_likely(ordered: Sequence[float], count: int) -> list[float]:
-    """Return ``count`` of the numbers, each from the middle of an equal part of them, or all of them if there are fewer.
+    """Split the numbers into ``count`` equal parts and return the middle one of each, or all numbers if there are fewer.
 
     Args:
         ordered: the numbers, ascending.
-        count: how many, 0 or more.
+        count: how many to return, 0 or more.
     """
     size = len(ordered)
     count = min(count, size)

@@ -46,7 +46,7 @@ _SIDES = frozenset({"device", "server", None})  # what a budget limits if there 
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """The figures of one answer; times in seconds.
+    """The figures of one answer. Times are in seconds.
 
     Args:
         winner: the endpoint that began the answer, even after a hand-over; None while undecided. For a speculated answer, every endpoint
@@ -55,25 +55,27 @@ class Report(Struct, frozen=True, kw_only=True):
         duration: time from the request to the end of the delivery.
         tokens: tokens delivered to the reader.
         tokens_per_second: delivery rate after the first token; None for fewer than two tokens.
-        cost_usd: cost of all endpoints together; None if the price of one that worked isn't known.
-        energy_j: the device's energy in joules; None if not known, or if it did nothing.
-        is_energy_measured: all of that energy was measured, see ``EndpointReport``; False if at least a part is an estimate.
-        unified_cost_usd: money and energy together; None for the same reason.
+        cost_usd: cost of all endpoints together; None if an endpoint that worked on it has no known price.
+        energy_j: the device's energy in joules; None if it isn't known, or if the device did nothing.
+        is_energy_measured: True if all of that energy was measured (see ``EndpointReport``), False if any part of it is an estimate.
+        unified_cost_usd: money and energy together; None if either isn't known for an endpoint that worked on it.
         hand_overs: all hand-overs, in order.
         wasted_tokens: completion tokens that the reader never got.
         wasted_prompt_tokens: prompt tokens that endpoints read for nothing.
-        usage: tokens of the answer as it was delivered; what each endpoint did for it is in ``endpoints``.
+        usage: tokens of the answer as it was delivered; ``endpoints`` has the work that each endpoint did for it.
         ending: whether the answer is complete, failed, or was left by its reader before its end; None while it is in progress.
         is_final: True once no figure will change any more, because all work has ended.
-        mode: how it was generated; if it could have been speculated and wasn't, ``dispatch.reason`` says why.
+        mode: how it was generated; if it could have been speculated but wasn't, ``dispatch.reason`` says why.
         speculation: figures of drafting and verifying; None if it was not speculated.
         split: figures of a split model's trips; None if no split model had a part in it.
-        grade: what the quality gate said about the device's answer; None if there is no gate, or the device had written nothing when the
+        grade: the quality gate's verdict on the device's answer; None if there is no gate, or if the device had written nothing when the
             winner began.
-        shadow: a server's answer that nobody reads, requested after this one ended; its cost is in no other figure. None if there is none.
-        plan: the forecast for each way to make the answer, by the weights of ``Auto``; None if no way was chosen by weights.
-        request_id: the id of the answer's log lines, which servers get as ``X-Client-Request-Id``.
-        notes: what was requested and did not happen, a sentence each; empty if everything went as requested.
+        shadow: a server's answer that nobody reads, requested after this one ended; None if there is none. No other figure includes its
+            cost.
+        plan: the choice between the ways to make the answer, with a forecast for each; None if no way was chosen by the weights of
+            ``Auto``.
+        request_id: the id in the answer's log lines, which is also sent to servers as ``X-Client-Request-Id``.
+        notes: one sentence for each part of the request that was not served as asked; empty if there was none.
     """
 
     winner: str | None
@@ -106,20 +108,20 @@ class Report(Struct, frozen=True, kw_only=True):
 
     @property
     def confidence(self) -> Confidence | None:
-        """How sure the winner was of what it wrote, taken from its part in ``endpoints``; None if not known."""
+        """How sure the winner was of the text that it wrote, as in its part of ``endpoints``; None if not known."""
         return next((part.confidence for part in self.endpoints if part.name == self.winner), None)
 
     def to_text(self, *, is_short: bool = False) -> str:
-        """Return the report as tables for people. ``is_short`` leaves out uninformative rows, as ``str`` does."""
+        """Return the report as text tables. ``is_short`` leaves out rows that say little, as ``str`` does."""
         return sections_to_text(report_sections(self, is_short=is_short))
 
     def __str__(self) -> str:
-        """Return the short report; ``to_text`` returns the whole one, and ``repr`` and JSON contain the fields."""
+        """Return the short report. ``to_text`` returns the whole one, and ``repr`` and JSON contain the fields."""
         return self.to_text(is_short=True)
 
 
 class Opening(Struct, frozen=True, kw_only=True):
-    """The part of a report that is known at the first token, which takes far less time to make.
+    """The part of a report that is known at the first token. It takes far less time to make than a whole report.
 
     Args:
         winner, ttft, dispatch, mode, grade, notes: as in ``Report``.
@@ -154,8 +156,8 @@ def report_sections(report: Report, *, is_short: bool = False) -> list[Section]:
 
     Args:
         report: the report.
-        is_short: leave out what is normal or follows from another row: the gaps if nobody had to wait, a budget that changed nothing,
-            estimates of energy, counts of zero, the table of a single endpoint.
+        is_short: leave out rows that are normal or follow from another row, such as the gaps if nobody had to wait, a budget that changed
+            nothing, estimates of energy, counts of zero, and the table of a single endpoint.
     """
     drafts = [] if report.speculation is None else [speculation_section(report.speculation, is_short=is_short)]
     notes = [Section("Not as asked", (), [("", note) for note in report.notes])] if report.notes else []
@@ -255,7 +257,7 @@ def _change_rows(report: Report, change: HandOver) -> list[tuple[str, str]]:
 
 
 def saved_share(report: Report, change: HandOver) -> float | None:
-    """Return the share of the cost that a planned hand-over saved, compared with the answer without it, or None if not known."""
+    """Return which share of the cost a planned hand-over saved, compared with the answer without it, or None if not known."""
     cost = report.cost_usd if report.unified_cost_usd is None else report.unified_cost_usd  # money alone if the energy isn't known
     if change.saved_usd is None or cost is None:
         return None
@@ -276,7 +278,7 @@ def _dispatch_section(report: Report) -> Section:
 
 
 def _start_rows(report: Report) -> list[tuple[str, str]]:
-    """Return when each side starts, without a side that has no endpoint. For two servers, the endpoints' table shows it."""
+    """Return a row for each side that has an endpoint, saying when it starts. Two servers have no rows, as their table shows this."""
     sides = {"device": report.dispatch.device_wait, "server": report.dispatch.server_wait}
     kinds = {part.kind for part in report.endpoints}
     if report.dispatch.constraint not in _SIDES:
@@ -285,7 +287,7 @@ def _start_rows(report: Report) -> list[tuple[str, str]]:
 
 
 def _budget_rows(report: Report) -> list[tuple[str, str]]:
-    """Return what the budget limits, or nothing if there is no second side that could do the work instead."""
+    """Return the rows about the budget, or none if there is no second side that could do the work instead."""
     dispatch, shares = report.dispatch, f"{format_share(report.dispatch.budget)}, {format_share(report.dispatch.budget_share)}"
     shares += " (on credit)" if dispatch.is_borrowed else ""
     if dispatch.constraint not in _SIDES:

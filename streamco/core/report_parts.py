@@ -1,6 +1,6 @@
-"""The parts of an answer's report: only figures, no text and no keys, ready for JSON.
+"""The parts of an answer's report, ready for JSON. They contain figures, but none of the conversation's text and no keys.
 
-``Report`` (``streamco.core.report``) has them as its fields; only a speculated answer has ``SpeculationFigures``, and only an answer of a
+They are fields of ``Report`` (``streamco.core.report``). Only a speculated answer has ``SpeculationFigures``, and only an answer of a
 split model has ``SplitFigures``.
 """
 
@@ -39,24 +39,24 @@ Ending = Literal["complete", "failed", "left"]
 
 
 class AnswerUsage(CompletionUsage, gc=False):
-    """Tokens of one answer as its reader got it, in OpenAI's format: the request's prompt, and what each endpoint in turn added.
+    """The tokens of one answer as its reader got it, in OpenAI's format: the request's prompt, and the text that each endpoint added.
 
     Args:
-        is_estimated: part of it isn't an endpoint's own count, because none was sent, the answer was handed over, or its reader left.
+        is_estimated: True if a part isn't an endpoint's own count, because none was sent, the answer was handed over, or its reader left.
     """
 
     is_estimated: bool = False
 
 
 class AnswerPlan(Struct, frozen=True, kw_only=True):
-    """The choice between the ways to make an answer, by the weights of ``Auto``, made before it began.
+    """The choice between the ways to make an answer, made by the weights of ``Auto`` before the answer began.
 
     Args:
-        way: the chosen one.
-        reason: why, in a few words.
+        way: the chosen way.
+        reason: why it was chosen, in a few words.
         ways: each way with its forecast, in the order in which the forecasts were made.
         tokens: how many tokens the answer was expected to have.
-        time, money, quality: the weights; None if one didn't count.
+        time, money, quality: the weights; None for a weight that didn't count.
     """
 
     way: str
@@ -74,14 +74,14 @@ class DispatchReport(Struct, frozen=True, kw_only=True):
     Args:
         policy: name of the dispatch policy.
         constraint: the side that the budget limits, or the endpoint's name if two servers race; None if no budget applies.
-        device_wait: seconds after the request; None if it starts only if the other side fails.
+        device_wait: how many seconds after the request the device starts; None if it starts only if the other side fails.
         server_wait: the same for the server.
         reason: the reason for the decision in words; also why a side was not eligible or not allowed by the budget.
-        prompt_tokens: prompt length that the decision was made for (tokens, by the device's tokenizer if it is known).
-        is_estimated: that length is an estimate.
-        budget: allowed share of prompt tokens that the constrained side may process, 0 to 1.
-        budget_share: realised share of this client so far; None before the first request.
-        is_borrowed: the constrained side was started on credit because the other one was busy; later answers pay it back.
+        prompt_tokens: prompt length that the decision was made for, in tokens of the device's tokenizer if it is known.
+        is_estimated: True if that length is an estimate.
+        budget: share of prompt tokens that the constrained side may process, 0 to 1.
+        budget_share: share that it has processed for this client so far; None before the first request.
+        is_borrowed: True if the constrained side was started on credit because the other one was busy; later answers pay it back.
     """
 
     policy: str
@@ -100,23 +100,24 @@ class EndpointReport(Struct, frozen=True, kw_only=True):
     """One endpoint's part in an answer.
 
     Args:
-        server: what its server is, if it was named or asked: "vllm", "streamco" ...; None for a provider or this process, or if not known.
-        opened: seconds after the request; None if not started.
-        stopped: when its stream ended, failed or was cancelled, seconds after the request; None if not started, or still working.
+        server: software of its server, such as "vllm" or "streamco"; None if not known, and for a provider or a model in this process.
+        opened: when it was started, in seconds after the request; None if it wasn't.
+        stopped: when its stream ended, failed or was cancelled, in seconds after the request; None if not started, or still working.
         ttft: seconds from opening to its first content token; None if there was none.
-        completion_tokens: tokens that it generated, including those that the reader never got.
-        wasted_prompt_tokens: prompt tokens read for nothing: it lost or failed, or read in advance and was not needed.
+        completion_tokens: tokens that it generated, including tokens that the reader never got.
+        wasted_prompt_tokens: prompt tokens that it read for nothing, because it lost or failed, or read in advance and was not needed.
         wasted_tokens: generated tokens that the reader never got.
-        is_estimated: the token counts don't come from the endpoint itself (cancelled streams send no usage).
+        is_estimated: True if the token counts don't come from the endpoint itself (cancelled streams send no usage).
         counted_by: the source of ``completion_tokens``: "usage" (the server's own count), "engine" (the device's), "token ids", "tiktoken
             NAME" (the text, in the model's vocabulary) or "estimate"; None if it did no work.
         cost_usd: cost in US dollars; None if no prices are known.
-        cost_source: "server": the server's own bill; "prices": the tokens at the known prices; None if no cost is known.
-        energy_j: joules by the FLOPs model, for tokens that were not cached before, or as measured; None for a server, or if the
-            model's shape isn't known.
-        is_energy_measured: ``energy_j`` is a share of what all of the machine's processors consumed meanwhile, by their counters (RAPL).
-        unified_cost_usd: money, and energy by the FLOPs model at the exchange rate (DiSCo Appendix E, equation 8); None if one of
-            them isn't known.
+        cost_source: "server" if the cost is the server's own bill, "prices" if it was computed from known prices; None if it isn't known.
+        energy_j: energy in joules, measured or estimated with the FLOPs model, for tokens that were not cached before; None for a
+            server, or if the model's shape isn't known.
+        is_energy_measured: True if ``energy_j`` is a share of the energy that all of the machine's processors used meanwhile, by their
+            counters (RAPL).
+        unified_cost_usd: money plus energy by the FLOPs model at the exchange rate (DiSCo Appendix E, equation 8); None if either
+            isn't known.
         confidence: how sure its model was of the text that it wrote; None if not known, as with servers.
         error: text of the error that it ended with; None if there was no error.
         error_kind: that error's class, with the HTTP status or the phase of a timeout; it quotes nothing from the server.
@@ -146,14 +147,14 @@ class EndpointReport(Struct, frozen=True, kw_only=True):
 
 
 class Grade(Struct, frozen=True, kw_only=True):
-    """What the quality gate said about the device's answer before any of it was shown.
+    """The quality gate's verdict on the device's answer, given before any of it was shown.
 
     Args:
-        verdict: "sure", "unsure", or "not graded" if nothing was known about its tokens, or the score failed.
+        verdict: "sure", "unsure", or "not graded" if nothing was known about its tokens, or if computing the score failed.
         score: the score, 0..1; None if there is none.
         min_score: lowest score that is good enough.
         tokens: number of tokens that the score is based on.
-        at: seconds after the request.
+        at: when the verdict was given, in seconds after the request.
         asked: the endpoint that was asked because of the score; None if one was already working, or none could be asked.
         shown_because: why an answer was shown although the device was unsure of it, as a clause; "" if it wasn't.
     """
@@ -168,7 +169,7 @@ class Grade(Struct, frozen=True, kw_only=True):
 
 
 def is_energy_measured(parts: Sequence[EndpointReport]) -> bool:
-    """Return True if the energy of every part that has one was measured, and there is such a part."""
+    """Return True if at least one endpoint's energy is known, and every known energy was measured."""
     measured = [part.is_energy_measured for part in parts if part.energy_j is not None]
     return bool(measured) and all(measured)
 
@@ -179,16 +180,16 @@ class HandOver(Struct, frozen=True, kw_only=True):
     Args:
         source: the endpoint that generated the answer before the change.
         target: the endpoint that continues it.
-        position: tokens of the answer before the change.
-        at: seconds after the request.
+        position: how many tokens the answer had before the change.
+        at: when the change was made, in seconds after the request.
         reason: "cheaper", or the name of the error.
         is_planned: True if it was made to save money, False if the source had failed.
-        buffered: tokens that the reader hadn't reached yet.
-        pause: seconds until the target's first token; None if there was none.
+        buffered: how many tokens the reader hadn't reached yet.
+        pause: seconds from the change to the target's first token; None if there was none.
         delayed_tokens: tokens of the target that the reader had to wait for (``delay_num`` of Table 3).
-        saved_usd: US dollars that a planned hand-over saved, by the unified cost: what the target's tokens would have cost at the source,
-            minus what the target read and wrote and what the source generated after the change. A device's energy counts as nothing
-            if it isn't known. None if not planned, or if a price isn't known.
+        saved_usd: US dollars that a planned hand-over saved, by the unified cost: the cost of the target's tokens if the source had
+            written them, minus the cost of the target's work and of the tokens that the source generated after the change. A device's
+            energy counts as nothing if it isn't known. None if not planned, or if a price isn't known.
     """
 
     source: str
@@ -204,16 +205,16 @@ class HandOver(Struct, frozen=True, kw_only=True):
 
 
 class ShadowReport(Struct, frozen=True, kw_only=True):
-    """A server's answer that nobody reads, to compare the device's with (``QualityGate.shadow``). No other figure includes it.
+    """A server's answer that nobody reads, made only to judge the device's answer (``QualityGate.shadow``). No other figure includes it.
 
     Args:
         endpoint: the server's name.
         good: whether the device's answer was as good; None if not known.
-        why_not: why that isn't known, as a clause; "" if it is known, or not known yet.
+        why_not: why that will never be known, as a clause; "" if it is known, or may still become known.
         prompt_tokens, completion_tokens: tokens that the server read and generated.
-        is_estimated: these counts are estimates, because the server sent none.
-        cost_usd: US dollars; None if its prices aren't known.
-        is_final: True once none of this will change any more.
+        is_estimated: True if these counts are estimates, because the server sent none.
+        cost_usd: its cost in US dollars; None if the server's prices aren't known.
+        is_final: True once no figure here will change any more.
     """
 
     endpoint: str
@@ -227,16 +228,16 @@ class ShadowReport(Struct, frozen=True, kw_only=True):
 
 
 class SpeculationFigures(Struct, frozen=True, kw_only=True):
-    """The figures of a speculated answer for its reader, in tokens unless stated otherwise.
+    """The figures of a speculated answer, in tokens unless stated otherwise.
 
-    The client makes them from the machine's ``SpeculationReport``, its link's byte counts and the budget.
+    The client computes them from the machine's ``SpeculationReport``, the link's byte counts and the budget.
 
     Args:
         acceptance: share of verified draft tokens that were accepted; None if none was verified.
         offloaded_share: share of drafted tokens that were sent to the verifier; None if no draft was finished.
-        budget: limit of that share, 0 to 1; with 1 the answer is the verifier's own.
-        hit_rate: share of rounds with an adopted branch, so that a draft was ready when the verdict came; None if there was no round.
-        ahead_rate: share of rounds whose next draft was sent before the verdict, for exactly that verdict; None if there was no round.
+        budget: the limit for that share, 0 to 1; with 1 the answer is the verifier's own.
+        hit_rate: share of rounds with an adopted branch, whose next draft was ready when the verdict arrived; None if there was no round.
+        ahead_rate: share of rounds whose next draft was sent before the verdict and matched it; None if there was no round.
         rounds: number of verdicts.
         bytes_up, bytes_down: bytes sent and received for the rounds, without the transport's overhead.
         drafted: tokens generated by the device.
@@ -245,13 +246,13 @@ class SpeculationFigures(Struct, frozen=True, kw_only=True):
         corrected, bonus: tokens added by the verifier, in place of a rejected token or after a fully accepted draft.
         device: tokens committed without the verifier.
         remote: tokens generated by the target model alone.
-        target_tokens: tokens computed by the target model: each verified position and the one after it, and what it generated alone.
+        target_tokens: tokens computed by the target model: each verified position and the one after it, and the tokens it generated alone.
         fallbacks: number of changes to the remote stream.
         refusals: number of drafts that an overloaded verifier refused.
         losses: number of lost connections.
         retracted: tokens taken back from a reader of drafts.
-        is_exact: the answer is the verifier's own: token for token if greedy, in distribution if sampled.
-        verifiers: names of the verifiers that verified the answer, in order; more than one if it moved.
+        is_exact: True if the answer is the verifier's own: token for token if greedy, in distribution if sampled.
+        verifiers: names of the verifiers that verified the answer, in order; more than one if the answer moved.
     """
 
     acceptance: float | None
@@ -279,11 +280,11 @@ class SpeculationFigures(Struct, frozen=True, kw_only=True):
 
 
 class SplitFigures(Struct, frozen=True, kw_only=True):
-    """The figures of a split model's answer: what left the device, what came back, and in how many trips. ``SplitTally`` counts them.
+    """The figures of a split model's answer: how much was sent and received, and in how many trips. ``SplitTally`` counts them.
 
     Args:
-        trips: how many times states came back from the server, the prompt's included.
-        tokens_per_trip: tokens of the answer for each trip; None if no trip has ended.
+        trips: how many times states came back from the server, including the prompt's states.
+        tokens_per_trip: mean number of the answer's tokens per trip; None if no trip has ended.
         bytes_up, bytes_down: bytes sent and received, without the transport's overhead.
         rows_up, rows_down: hidden states in those bytes, one for each token that was read.
         chunks: number of messages in which the states were sent.
@@ -291,15 +292,15 @@ class SplitFigures(Struct, frozen=True, kw_only=True):
         sessions: sessions that were opened or resumed; more than 1 if a server was lost and the answer continued.
         servers: names of the servers that computed it, in order.
         drafted: tokens that were drafted on the device.
-        accepted: how many of them are in the answer.
-        looked_up: how many of the drafted tokens were found in the prompt or answer, after the same tokens.
-        lookups_accepted: how many of these are in the answer.
+        accepted: how many of the drafted tokens are in the answer.
+        looked_up: how many of the drafted tokens were copied from the prompt or the answer, where the same tokens come before them.
+        lookups_accepted: how many of the copied tokens are in the answer.
         branches: continuations that were drafted while a verdict was out.
-        branch_hits: verdicts after which one of them was the right one.
-        branch_tokens: tokens of the answer that were drafted this way, and sent without another draft.
+        branch_hits: how many verdicts matched one of these continuations.
+        branch_tokens: tokens of the answer that come from such a continuation, and were sent without another draft.
         states: format of the states on the wire.
-        is_exact: the states lost no precision on the way, because they travelled in 32 bits.
-        sent: what left the device, in words.
+        is_exact: True if the states lost no precision on the way, because they were sent in 32 bits.
+        sent: a description of the data that left the device.
     """
 
     trips: int
@@ -324,5 +325,5 @@ class SplitFigures(Struct, frozen=True, kw_only=True):
     sent: str
 
     def makers(self, name: str) -> str:
-        """Return where the parts of the model are, in words; ``name`` is the endpoint that has both ends."""
+        """Return a clause that says where the parts of the model are; ``name`` is the endpoint that has its first and last layers."""
         return f"{name} has the ends of a model here, and its middle at {self.servers[-1] if self.servers else 'a server'}"

@@ -12,20 +12,20 @@ __all__ = ["Figure", "note_line", "speculation_figures", "split_figures", "summa
 
 
 class Figure(Struct, frozen=True):
-    """A piece of a line about an answer. If the line is too long, the highest rank is left out first; rank 0 always stays."""
+    """A piece of the line about an answer. If the line is too long, the highest rank is left out first; rank 0 always stays."""
 
     text: str
     rank: int = 0
 
 
 def summary(report: Report, *, ending: str = "") -> str:
-    """Return the figures of an answer and its first note in one line. ``ending`` is stopped, failed, or "" if it is complete."""
+    """Return the figures of an answer and its first note in one line. ``ending`` is "stopped", "failed", or "" if it is complete."""
     texts = [figure.text for figure in summary_figures(report, ending=ending)]
     return " · ".join([*texts, *filter(None, [note_line(report)])])
 
 
 def summary_figures(report: Report, *, ending: str = "") -> list[Figure]:
-    """Return the figures of an answer, for one line. ``ending`` is stopped, failed, or "" if it is complete."""
+    """Return the figures for the line about an answer. ``ending`` is "stopped", "failed", or "" if it is complete."""
     figures = [Figure(f"{report.winner or 'no endpoint'} answered")]
     figures += [Figure(_change(report, change), 1) for change in report.hand_overs]
     figures += [
@@ -61,9 +61,9 @@ def note_line(report: Report) -> str:
 
 
 def speculation_figures(report: Report) -> list[Figure]:
-    """Return what became of the drafts, or nothing if there were none.
+    """Return how many of the drafts were accepted and verified, or nothing if there were no drafts.
 
-    Tokens that the device wrote without a verdict are counted: ``326 of 406 tokens by the device alone`` if all should have been verified.
+    Another figure counts the tokens without a verdict, as ``326 of 406 tokens by the device alone`` if all should have been verified.
     """
     figures = report.speculation
     if figures is None:
@@ -80,9 +80,9 @@ def speculation_figures(report: Report) -> list[Figure]:
 
 
 def split_figures(report: Report) -> list[Figure]:
-    """Return the results of a split model's trips, or nothing if there were none.
+    """Return the figures of a split model's trips, or nothing if there were none.
 
-    A lost server is mentioned too: ``went on at host:8001 after a loss``.
+    If a server was lost, another figure says so: ``went on at host:8001 after a loss``.
     """
     figures = report.split
     if figures is None or figures.tokens_per_trip is None:
@@ -95,7 +95,7 @@ def split_figures(report: Report) -> list[Figure]:
 
 
 def _change(report: Report, change: HandOver) -> str:
-    """Return a hand-over as text: ``moved to device after token 18, 82% cheaper``, compared with the answer without it."""
+    """Describe a hand-over: ``moved to device after token 18, 82% cheaper``, compared with the answer without it."""
     if not change.is_planned:
         return f"{change.target} took over after token {change.position}"
     share = saved_share(report, change)

@@ -33,7 +33,7 @@ _OWN_COUNTERS = (None, "engine", "usage", "estimate")  # an estimate has its mar
 
 
 class Section(Struct, frozen=True):
-    """A table: its title, its column heads (none for label and value) and its rows."""
+    """A table with its title, its column heads and its rows. There are no heads if the columns are just label and value."""
 
     title: str
     heads: tuple[str, ...]
@@ -41,14 +41,14 @@ class Section(Struct, frozen=True):
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Return a time as text; "-" for None."""
+    """Return a time as text, or "-" for None."""
     if seconds is None:
         return "-"
     return f"{seconds * 1000:.0f} ms" if seconds < 0.9995 else f"{seconds:.2f} s"
 
 
 def format_usd(dollars: float | None) -> str:
-    """Return a cost as text with two significant digits; "unknown" for None."""
+    """Return a cost as text, with two significant digits if it is below a cent, or "unknown" for None."""
     if dollars is None:
         return "unknown"
     if dollars >= 0.01:
@@ -57,22 +57,22 @@ def format_usd(dollars: float | None) -> str:
 
 
 def format_saving(dollars: float | None) -> str:
-    """Return a difference between costs as text; a negative one is a loss."""
+    """Return a difference between two costs as text. A negative difference is a loss."""
     return f"-{format_usd(-dollars)}" if dollars is not None and dollars < 0 else format_usd(dollars)
 
 
 def format_joules(joules: float | None) -> str:
-    """Return an energy as text; "-" for None."""
+    """Return an amount of energy as text, or "-" for None."""
     return "-" if joules is None else f"{joules:.2g} J" if joules < 10 else f"{joules:.0f} J"
 
 
 def format_share(share: float | None) -> str:
-    """Return a share as a percentage; "-" for None."""
+    """Return a share as a percentage, or "-" for None."""
     return "-" if share is None else f"{share:.1%}"
 
 
 def plan_section(plan: AnswerPlan) -> Section:
-    """Return the table of the ways that were open to an answer, with the forecast for each; below it the ways that weren't."""
+    """Return a table of the ways in which an answer could have been made, with a forecast for each, and the ways that were ruled out."""
     heads = ("way", "first word", "tokens/s", "cost", "energy", "quality", "weighed")
     rows: list[tuple[str, ...]] = []
     for way in plan.ways:
@@ -89,7 +89,7 @@ def plan_section(plan: AnswerPlan) -> Section:
 
 
 def speculation_section(figures: SpeculationFigures, *, is_short: bool = False) -> Section:
-    """Return the table of a speculated answer: who made its tokens, and, unless ``is_short``, what drafting and verifying took."""
+    """Return the table of a speculated answer: who wrote its tokens and, unless ``is_short``, the counts of drafts and rounds."""
     makers = (
         ("accepted", figures.accepted),
         ("corrected", figures.corrected),
@@ -124,7 +124,7 @@ def speculation_section(figures: SpeculationFigures, *, is_short: bool = False) 
 
 
 def split_section(figures: SplitFigures, *, is_short: bool = False) -> Section:
-    """Return the table of a split model's answer: what went to the servers and came back; if ``is_short``, only bytes, trips and drafts."""
+    """Return the table of a split model's answer, about its traffic with the servers; if ``is_short``, only bytes, trips and drafts."""
     per_trip = "-" if figures.tokens_per_trip is None else f"{figures.tokens_per_trip:.2f}"
     rows = [
         ("sent to the server", figures.sent),
@@ -148,33 +148,33 @@ def _further_split_rows(figures: SplitFigures) -> list[tuple[str, str]]:
 
 
 def _lookup_rows(figures: SplitFigures) -> list[tuple[str, str]]:
-    """Return what was drafted from earlier text, or nothing if nothing was."""
+    """Return a row about the tokens drafted from earlier text, or nothing if there were none."""
     if not figures.looked_up:
         return []
     return [("drafted from earlier text, of these in the answer", f"{figures.looked_up}, {figures.lookups_accepted}")]
 
 
 def _branch_rows(figures: SplitFigures) -> list[tuple[str, str]]:
-    """Return what parallel drafting did, or nothing if it is off."""
+    """Return a row about parallel drafting, or nothing if no branch was drafted."""
     if not figures.branches:
         return []
     return [("drafted ahead, of these right, their tokens", f"{figures.branches}, {figures.branch_hits}, {figures.branch_tokens}")]
 
 
 def format_confidence(confidence: Confidence) -> str:
-    """Return a confidence as text: "0.91 sure of its first 16 tokens, 0.62 of its most doubtful sentence"."""
+    """Describe a confidence: "0.91 sure of its first 16 tokens, 0.62 of its most doubtful sentence"."""
     beginning = f"{confidence.beginning:.2f} sure of its first {min(confidence.tokens, BEGINNING)} tokens"
     worst = confidence.worst_sentence
     return beginning if worst is None else f"{beginning}, {worst:.2f} of its most doubtful sentence"
 
 
 def format_grade(grade: Grade) -> str:
-    """Return what the quality gate said as text: "sure, 0.91", "unsure, 0.34" or "not graded"."""
+    """Return the quality gate's verdict as text: "sure, 0.91", "unsure, 0.34" or "not graded"."""
     return grade.verdict if grade.score is None else f"{grade.verdict}, {grade.score:.2f}"
 
 
 def grade_rows(grade: Grade | None) -> list[tuple[str, str]]:
-    """Return what the quality gate said and did, or nothing if there was none."""
+    """Return rows about the quality gate's verdict and the endpoint it asked, or nothing if there was no gate."""
     if grade is None:
         return []
     said = f"{format_grade(grade)} by {grade.tokens} tokens, good enough from {grade.min_score:.2f} on"
@@ -183,7 +183,7 @@ def grade_rows(grade: Grade | None) -> list[tuple[str, str]]:
 
 
 def shadow_rows(shadow: ShadowReport | None) -> list[tuple[str, str]]:
-    """Return what became of an answer that nobody reads, or nothing if there was none."""
+    """Return a row about the shadow answer, its result and its cost, or nothing if there was none."""
     if shadow is None:
         return []
     said = shadow.why_not or ("not compared yet" if shadow.good is None else "as good" if shadow.good else "better than the device's")
@@ -191,9 +191,9 @@ def shadow_rows(shadow: ShadowReport | None) -> list[tuple[str, str]]:
 
 
 def endpoint_section(endpoints: Sequence[EndpointReport], *, is_short: bool = False) -> Section:
-    """Return the table of an answer's endpoints: one row each, then the errors, and the source of any token counts that aren't its own.
+    """Return the table of an answer's endpoints: one row each, then the errors, then where token counts came from if not from the endpoint.
 
-    With ``is_short`` it leaves out estimates of energy, the servers' kinds and the sources of the counts.
+    ``is_short`` leaves out estimates of energy, the servers' kinds and the sources of the counts.
     """
     has_energy = any(part.is_energy_measured if is_short else part.kind == "device" for part in endpoints)
     heads = ("endpoint", "outcome", "started", "TTFT", "prompt", "made", "cost", *(["energy"] if has_energy else []))

@@ -1,21 +1,21 @@
-"""The buffer of a smooth pace: text that comes in bursts goes out evenly, each piece within 0.4 seconds of its arrival.
+"""Smooths text that arrives in bursts, so that it goes out evenly, each piece within 0.4 seconds of its arrival.
 
-No rate is set. The text goes out at the rate at which it came in the last second, so the next burst finds the buffer just empty. If that
-rate is not known yet, or is too low, each burst is spread over the time that it has. Text that comes evenly is not held: each piece of it
-comes when the one before has had its time. Only if more than one chunk comes per frame, the first frame's chunks are held, because they
-may be one burst.
+No rate is set. The text goes out at the rate at which it arrived in the last second, so the buffer is just empty when the next burst
+arrives. If that rate is not known yet, or is too low, each burst is spread over the time left until it must be out. Text that arrives
+evenly is not held, because each piece arrives just when the one before it has had its time. The exception is the first frame: if several
+chunks arrive in it, they are held, because they may be one burst.
 The part of the buffer that was not needed in the last 0.4 seconds, which is the least that was held at any arrival, is drained within
-about the same time again (the standing queue of CoDel, RFC 8289).
+another 0.4 seconds or so (the standing queue of CoDel, RFC 8289).
 
-A pause longer than 0.4 seconds can't be bridged. After it the rate is determined anew, as at the beginning, and the first piece goes at
-once.
+A pause longer than 0.4 seconds can't be bridged. After it the rate is measured from scratch, as at the beginning, and the first piece goes
+out at once.
 
-Only the content of a first choice is held. A long chunk of it is cut, but never inside a character. A chunk with log-probabilities or
-token ids stays whole, because they belong to its text. Everything else is passed on as it is and in order. Reasoning, tool calls, refusals
-and other choices aren't held, so the text before them goes at once. A chunk with nothing to read, such as the one with the finish
-reason, follows the text before it.
+Only the content of the first choice is held. A long chunk of it is cut, but never inside a character. A chunk with log-probabilities or
+token ids stays whole, because they belong to its text. Everything else is passed on unchanged and in order. Reasoning, tool calls,
+refusals and other choices aren't held, so the text before them goes out at once. A chunk with nothing to read, such as the one with the
+finish reason, follows the text before it.
 
-All amounts are tokens as ``weigh_chunk`` counts them; a piece has a share of its chunk's amount.
+All amounts are in tokens as ``weigh_chunk`` counts them; a piece has a share of its chunk's amount.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _DRAIN = 0.4  # seconds: the time constant with which a standing buffer is drain
 
 
 class _Piece(Struct):
-    """A chunk or a part of one, held since ``arrived``. ``amount`` is 0 if it is passed on as it is."""
+    """A chunk or a part of one, held since ``arrived``. ``amount`` is 0 if it is passed on unchanged and not held."""
 
     source: str
     chunk: ChatCompletionChunk
@@ -50,7 +50,7 @@ class _Piece(Struct):
 
 
 class _Burst(Struct):
-    """Pieces that came together and must go out by ``latest``; ``last`` is the amount of the newest of them."""
+    """Pieces that arrived together and must go out by ``latest``; ``last`` is the newest piece's amount."""
 
     latest: float
     pieces: int = 0
@@ -59,7 +59,7 @@ class _Burst(Struct):
 
 
 class SmoothPacer:
-    """The buffer of one answer at a smooth pace, owned by the delivery. It has the same methods as ``Pacer``.
+    """Smooths the text of one answer. The delivery owns it, and it has the same methods as ``Pacer``.
 
     Attributes:
         buffered: number of tokens held.
@@ -91,9 +91,9 @@ class SmoothPacer:
         return self._due(self._held[0]) if self._held else None
 
     def release(self, *, now: float) -> list[tuple[str, ChatCompletionChunk]]:
-        """Remove and return the pieces that are due with their endpoints, in order.
+        """Remove the pieces that are due, and return them with their endpoints, in order.
 
-        Pieces that are due within one display frame go too: the eye sees no difference, and fewer timers are needed.
+        Pieces that are due within one display frame go out too, because the eye sees no difference and fewer timers are needed.
         """
         released: list[tuple[str, ChatCompletionChunk]] = []
         while self._held and (due := self._due(piece := self._held[0])) <= now + FRAME:
@@ -106,7 +106,7 @@ class SmoothPacer:
         return released
 
     def flush(self) -> list[tuple[str, ChatCompletionChunk]]:
-        """Remove and return all pieces with their endpoints, due or not."""
+        """Remove all pieces, due or not, and return them with their endpoints."""
         released = [(piece.source, piece.chunk) for piece in self._held]
         self._held.clear()
         self._bursts.clear()
@@ -136,14 +136,14 @@ class SmoothPacer:
             counted = upto
 
     def _open_burst(self, now: float) -> _Burst:
-        """Return the newest burst if it came within a frame, otherwise a new one."""
+        """Return the newest burst if it arrived within the last frame, otherwise a new one."""
         latest = now + _SPREAD
         if not self._bursts or latest > self._bursts[-1].latest + FRAME:
             self._bursts.append(_Burst(latest))
         return self._bursts[-1]
 
     def _choose_speed(self, left: float, now: float) -> None:
-        """Choose the speed at which the held text goes out: as it came, or faster, so that each burst is out in time."""
+        """Choose the speed at which the held text goes out: the speed at which it arrived, or more if a burst would be late otherwise."""
         arrivals = self._arrivals
         speed = arrivals.rate * min(1.0, (left + self._amount) / arrivals.burst) + arrivals.standing / _DRAIN
         ahead = left
@@ -153,7 +153,7 @@ class SmoothPacer:
                 speed = max(speed, (ahead - burst.last) / (burst.latest - now))
         self._speed = speed or (left + self._amount) / _SPREAD
         self._next = now + left / self._speed
-        if arrivals.rate:  # no gap is longer than those in which the text comes
+        if arrivals.rate:  # no gap is longer than the gaps in which the text arrives
             self._next = min(self._next, max(now, self._last + arrivals.interval))
 
     def _due(self, piece: _Piece) -> float:
@@ -174,7 +174,7 @@ class SmoothPacer:
 
 
 def _smoothed_text(chunk: ChatCompletionChunk) -> str:
-    """Return the text of a chunk that may be held, or "" if the chunk is passed on as it is."""
+    """Return the text of a chunk if it may be held, or "" if the chunk is passed on unchanged."""
     if len(chunk.choices) != 1:
         return ""
     choice = chunk.choices[0]

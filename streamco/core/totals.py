@@ -1,4 +1,4 @@
-"""The sums over a client's answers: tokens, waste, money, energy, and the budget's share."""
+"""Sums over all answers of a client: tokens, waste, money, energy, and the share of its budget that it used."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _COSTS = ("cost_usd", "energy_j", "unified_cost_usd")  # of one endpoint: None a
 
 
 class AnswerCost(Struct, frozen=True, kw_only=True):
-    """The cost of one answer at all endpoints: the figures of its report that can be summed.
+    """The cost of one answer at all endpoints. It has the figures of the answer's report that can be summed.
 
     Args:
-        endpoints: each endpoint's part; those that were not started cost nothing.
+        endpoints: each endpoint's part; endpoints that were not started cost nothing.
         ending: how it ended; None if it is in progress, or its driver failed.
         hand_overs: number of its hand-overs.
         tokens: tokens delivered to the reader.
@@ -44,11 +44,11 @@ class EndpointTotals(Struct, frozen=True, kw_only=True):
 
     Args:
         kind: device or server.
-        requests: number of requests to it; an answer that it lost or read in advance and took over later counts twice or more.
+        requests: number of requests to it. If it lost an answer, or read it in advance, and took it over later, that counts twice or more.
         won, took_over, read_ahead, lost, speculated: requests by outcome; speculated means that it drafted or verified.
-        failed: requests that ended in an error, including those that it had won.
+        failed: requests that ended in an error, including requests that it had won.
         prompt_tokens: prompt tokens that it read.
-        completion_tokens: tokens that it generated, including those that the reader never got.
+        completion_tokens: tokens that it generated, including tokens that the reader never got.
         estimated_prompt_tokens, estimated_completion_tokens: the estimated part of each (cancelled streams send no usage).
         wasted_tokens: completion tokens that the reader never got.
         wasted_prompt_tokens: prompt tokens that were read for nothing.
@@ -96,16 +96,16 @@ class EndpointTotals(Struct, frozen=True, kw_only=True):
         )
 
     def joined(self, other: EndpointTotals) -> EndpointTotals:
-        """Return the totals of both together, which must belong to one endpoint."""
+        """Return the sum of these totals and others of the same endpoint."""
         counts = {name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__ if name not in {"kind", *_COSTS}}
         return replace(self, **counts, **{name: _sum(getattr(self, name), getattr(other, name)) for name in _COSTS})
 
 
 class ShadowTotals(Struct, frozen=True, kw_only=True):
-    """The sums over a client's shadow answers, which no other figure includes.
+    """Sums over a client's shadow answers, which no other figure includes.
 
     Args:
-        answers: number of them that have ended.
+        answers: number of shadow answers that have ended.
         good, bad: how often the device's answer was as good, and how often it wasn't.
         prompt_tokens, completion_tokens: tokens that servers read and generated for them.
         cost_usd: US dollars; None as soon as one has no known price.
@@ -119,7 +119,7 @@ class ShadowTotals(Struct, frozen=True, kw_only=True):
     cost_usd: float | None = 0.0
 
     def plus(self, shadow: ShadowReport) -> ShadowTotals:
-        """Return the sums with one more."""
+        """Return the sums with one more shadow answer."""
         return ShadowTotals(
             answers=self.answers + 1,
             good=self.good + (shadow.good is True),
@@ -130,27 +130,27 @@ class ShadowTotals(Struct, frozen=True, kw_only=True):
         )
 
     def joined(self, other: ShadowTotals) -> ShadowTotals:
-        """Return the sums of both together."""
+        """Return these sums and the others added together."""
         counts = {name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__ if name != "cost_usd"}
         return ShadowTotals(**counts, cost_usd=_sum(self.cost_usd, other.cost_usd))
 
 
 class Totals(Struct, frozen=True, kw_only=True):
-    """The figures of a client's answers so far; an answer counts when all work for it has ended.
+    """The figures of a client's answers so far. An answer counts once all work for it has ended.
 
     Args:
         answers: number of answers that have ended: ``complete``, ``failed``, or ``left`` by their reader before the end.
         hand_overs: number of all hand-overs.
         tokens: tokens delivered to readers.
-        wasted_tokens: completion tokens that no reader got, from losing attempts or held back when a reader left.
+        wasted_tokens: completion tokens that no reader got, because an attempt lost or the reader left before they were delivered.
         wasted_prompt_tokens: prompt tokens that were read for nothing, mostly by losing attempts.
-        cost_usd: cost of all endpoints together; None as soon as the price of one that worked isn't known.
-        energy_j: joules of all devices whose model's shape is known, measured or estimated; None if there was none.
-        unified_cost_usd: money and energy together; None for the same reason as ``cost_usd``.
-        budget: allowed share of prompt tokens that the constrained side may process; None before the first answer.
-        budget_share: realised share, over the answers that both sides could serve; None before the first.
+        cost_usd: cost of all endpoints together; None as soon as one of them did work whose price isn't known.
+        energy_j: energy in joules, measured or estimated, of all devices whose model's shape is known; None if there was none.
+        unified_cost_usd: money and energy together; None as soon as either isn't known for an answer.
+        budget: share of prompt tokens that the constrained side may process; None before the first answer.
+        budget_share: share that it has processed, over the answers that both sides could serve; None before the first such answer.
         endpoints: each endpoint's part, by name; endpoints without a request are left out.
-        shadows: answers that nobody reads, requested to compare a device's with; their cost is in no other figure.
+        shadows: answers that nobody reads, made only to judge a device's answers; no other figure includes their cost.
     """
 
     answers: int = 0
@@ -192,7 +192,7 @@ class Totals(Struct, frozen=True, kw_only=True):
         )
 
     def joined(self, other: Totals) -> Totals:
-        """Return the totals of both together, with this one's budget and share."""
+        """Return the sum of these totals and others, with this client's budget and share."""
         endpoints = dict(self.endpoints)
         for name, each in other.endpoints.items():
             endpoints[name] = endpoints[name].joined(each) if name in endpoints else each
@@ -207,31 +207,31 @@ class Totals(Struct, frozen=True, kw_only=True):
         )
 
     def __str__(self) -> str:
-        """Return the figures as tables for people; ``repr`` and JSON contain the fields."""
+        """Return the figures as text tables. ``repr`` and JSON contain the fields."""
         return sections_to_text([_answers_section(self), *([_endpoints_section(self.endpoints)] if self.endpoints else [])])
 
 
 class TotalsRecorder:
-    """Sums up a client's answers. The client owns it and adds each answer when its work has ended."""
+    """Sums up a client's answers. The client owns it and adds each answer when all work for it has ended."""
 
     def __init__(self) -> None:
         self._budget: BudgetSteering | None = None
         self._sums = Totals()
 
     def record(self, cost: AnswerCost) -> None:
-        """Add an answer, once, when all its work has ended."""
+        """Add an answer. Call this once for each answer, when all work for it has ended."""
         self._sums = self._sums.plus(cost)
 
     def record_shadow(self, shadow: ShadowReport) -> None:
-        """Add a shadow answer, once, when it has ended."""
+        """Add a shadow answer. Call this once for each one, when it has ended."""
         self._sums = replace(self._sums, shadows=self._sums.shadows.plus(shadow))
 
     def use_budget(self, budget: BudgetSteering) -> None:
-        """Take the budget's share from this account, the newest answer's, from now on."""
+        """From now on, report the limit and the share of this budget, which is the newest answer's."""
         self._budget = budget
 
     def totals(self) -> Totals:
-        """Return the sums so far, with the budget's share as it is now."""
+        """Return the sums so far, with the budget's current share."""
         budget = self._budget
         if budget is None:
             return self._sums
@@ -244,7 +244,7 @@ def _sum(known: float | None, more: float | None) -> float | None:
 
 
 def _answers_section(totals: Totals) -> Section:
-    """Return the table of all answers together; rows about what never happened are left out."""
+    """Return the table of all answers together, without rows about things that never happened."""
     ends = [f"{count} {name}" for name in ("complete", "failed", "left") if (count := getattr(totals, name))]
     rows = [("answers", f"{totals.answers} ({', '.join(ends)})" if ends else str(totals.answers))]
     if totals.hand_overs:
@@ -263,7 +263,7 @@ def _answers_section(totals: Totals) -> Section:
 
 
 def _endpoints_section(endpoints: Mapping[str, EndpointTotals]) -> Section:
-    """Return the table of the endpoints' parts; an estimated count has a mark."""
+    """Return the table of the endpoints' parts, with "~" before counts that are estimated in part."""
     has_device = any(part.kind == "device" for part in endpoints.values())
     heads = ("endpoint", "requests", "won", "failed", "prompt", "made", "cost", *(["energy"] if has_device else []))
     rows: list[tuple[str, ...]] = []

@@ -1,12 +1,12 @@
 """Latency replay: sends a local answer at the times at which a measured remote server would have sent it.
 
-The model generates at its own speed, and ``LatencyReplay`` holds its pieces back. The replay's times are lower bounds. The first burst
-leaves no sooner than the sampled time to first token after the request began. Each later burst leaves no sooner than the sampled gap after
+The model generates at its own speed, and ``LatencyReplay`` holds its pieces back. The replay's times are lower bounds. The first burst is
+sent no sooner than the sampled time to first token after the request began. Each later burst is sent no sooner than the sampled gap after
 the one before. If the model is slower than the profile, its own times show. Because generation continues while a burst is held back, the
 slower of the two sets the pace, and their times don't add up.
 
 Real servers send in bursts: one network read brings several chunks (two or three at OpenAI, about fifteen after Azure's content filter),
-then nothing for a while. A gap here is the silence between bursts, and a burst leaves whole.
+then nothing for a while. A gap here is the silence between bursts, and each burst is sent as a whole.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def quantile(table: Sequence[float], share: float) -> float:
 
 
 class LatencyReplay:
-    """Holds the pieces of one answer back until they may leave. Implements ``PieceHold``.
+    """Holds the pieces of one answer back until they may be sent. Implements ``PieceHold``.
 
     Args:
         profile: the latency to imitate.
@@ -109,7 +109,7 @@ class LatencyReplay:
                 self._close_burst(now)
 
     def due(self) -> float | None:
-        """Return the time at which ``pop`` next has something to return, or None if it won't until more is pushed."""
+        """Return the time at which ``pop`` will next have something to return, or None if more must be pushed first."""
         if self._bursts:
             return self._bursts[0][0]
         if self._end is None:
@@ -118,7 +118,7 @@ class LatencyReplay:
         return self._due if self._end.reason in {"stop", "length"} and not self._was_started else 0.0
 
     def pop(self, now: float) -> tuple[list[TextPiece], GenerationEnd | None]:
-        """Return the pieces that may leave by ``now``; the end comes with or after the last piece."""
+        """Return the pieces that may be sent by ``now``; the end comes with or after the last piece."""
         ready: list[TextPiece] = []
         while self._bursts and self._bursts[0][0] <= now:
             ready += self._bursts.popleft()[1]

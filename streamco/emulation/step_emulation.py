@@ -28,7 +28,7 @@ class StepEmulator:
         self._charged = 0.0
 
     def begin_round(self, *, was_idle: bool) -> None:
-        """Begin a step at the end of the last one, so that delays don't add up, or after idling at its first decode."""
+        """Begin a step at the end of the last one, so that delays don't add up, or, after idling, at its first decode."""
         self._rows = 0
         self._charged = 0.0
         if was_idle:
@@ -38,11 +38,11 @@ class StepEmulator:
         """Return when the results of this decode may be shown: ``now`` or earlier if it has taken long enough.
 
         Args:
-            rows: sequences that decoded a token.
-            prefill_tokens: prompt tokens decoded.
-            started: time when the decode began, seconds.
-            now: time when it ended, same clock.
-            requested: time when the latest part of its work was requested, same clock. A step doesn't begin before that.
+            rows: number of sequences that decoded a token.
+            prefill_tokens: number of prompt tokens decoded.
+            started: time when the decode began, in seconds.
+            now: time when it ended, on the same clock.
+            requested: time when the most recent work in it was requested, on the same clock. A step doesn't begin before that.
         """
         self._rows += rows
         cost = self.step_time(self._rows, prefill_tokens)

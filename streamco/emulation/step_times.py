@@ -56,8 +56,8 @@ class StepTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Return how many seconds one step takes.
 
         Args:
-            rows: sequences that decode one token in this step.
-            prefill_tokens: prompt tokens in the same batch, including the tokens of drafts to verify.
+            rows: number of sequences that decode one token in this step.
+            prefill_tokens: number of prompt tokens in the same batch, including the tokens of drafts to verify.
         """
         decode = interpolate(self.decode_ms, rows) if rows else 0.0
         if not prefill_tokens:
@@ -69,7 +69,7 @@ class StepTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RowStep(Struct, frozen=True, kw_only=True):
-    """Imposed batch times, in seconds by number of rows, as of a larger model or other hardware. Implements ``StepTime``."""
+    """Imposed batch times in seconds, such as a larger model or other hardware needs. Implements ``StepTime``."""
 
     setup: float
     per_row: float

@@ -1,1 +1,1 @@
-"""The endpoints: the shells around the network and the device, one backend per file."""
+"""The endpoints, which talk to servers and to the device; one backend per file."""

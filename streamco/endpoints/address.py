@@ -41,9 +41,9 @@ _LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"
 
 @lru_cache(maxsize=64)  # servers call it for each request
 def is_loopback(host: str) -> bool:
-    """Return True if this host is certainly this machine: "localhost", 127.0.0.0/8 or ::1, with or without brackets.
+    """Return True if this host is definitely this machine: "localhost", 127.0.0.0/8 or ::1, with or without brackets.
 
-    Every other name may resolve to any address, including "127.0.0.1.example.com" and "api.localhost".
+    Any other name may resolve to any address, even "127.0.0.1.example.com" or "api.localhost".
     """
     if host == "localhost":
         return True
@@ -55,7 +55,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_url(device: str) -> bool:
-    """Return True if the name of a device is the URL of a server rather than the path of a file."""
+    """Return True if a device's name is the URL of a server rather than the path of a file."""
     return device.lower().startswith(("http://", "https://"))
 
 
@@ -68,16 +68,16 @@ def parse_url(text: str) -> URL:
 
 
 class UrlObject(Protocol):
-    """A URL object such as ``yarl.URL``, ``httpx.URL`` or one of pydantic's types: ``str`` returns its text."""
+    """A URL object such as ``yarl.URL``, ``httpx.URL`` or one of pydantic's types, whose text ``str`` returns."""
 
     @property
     def scheme(self) -> str:
-        """Scheme without colon."""
+        """The scheme, without the colon."""
         ...
 
     @property
     def host(self) -> str | None:
-        """Host name without port."""
+        """The host name, without the port."""
         ...
 
 
@@ -85,14 +85,14 @@ Url = str | UrlObject
 
 
 def url_text(setting: str, url: Url) -> str:
-    """Return a URL's text.
+    """Return a URL as a string.
 
     Args:
-        setting: where it was given, for the error.
+        setting: name of the setting, for the error message.
         url: a string or a URL object.
 
     Raises:
-        ConfigError: it has another type.
+        ConfigError: the value is neither of the two.
     """
     if isinstance(url, str):
         return url
@@ -105,8 +105,8 @@ class Address(Struct, frozen=True):
     """A server's address, without its key.
 
     Args:
-        provider: what is known about such servers.
-        base_url: scheme, host, port and path, without trailing slash and credentials.
+        provider: the facts that are known about this provider's servers.
+        base_url: scheme, host, port and path, without a trailing slash and without credentials.
         query: appended to every URL (Azure's ``api-version``), or "".
     """
 
@@ -116,18 +116,18 @@ class Address(Struct, frozen=True):
 
     @property
     def host(self) -> str:
-        """Host name in lower case, without port."""
+        """The host name in lower case, without the port."""
         return urlsplit(self.base_url).hostname or ""
 
     @property
     def label(self) -> str:
-        """Label of the server: the provider's name, or host and port if the provider is unknown."""
+        """A label for the server: the provider's name, or host and port if the provider is unknown."""
         return urlsplit(self.base_url).netloc if self.provider is GENERIC else self.provider.name
 
     def url(self, path: str, *, model: str = "", base_url: str | None = None) -> str:
-        """Return the URL of ``path`` below the base URL. Azure's URL names the deployment, for which the model is used.
+        """Return the URL of ``path`` below the base URL. An Azure URL contains the name of a deployment, which is the model's name.
 
-        The name is escaped: a caller that may choose a model must not reach another path, query or deployment with the endpoint's key.
+        The name is escaped, so that a caller who chooses the model can't reach another path, query or deployment with the endpoint's key.
 
         Raises:
             ConfigError: the model is "." or "..", which URLs resolve and which can't be escaped.
@@ -148,10 +148,11 @@ class Address(Struct, frozen=True):
 def find_address(
     base_url: Url | None, api_key: ApiKey | None, provider: str | None, environ: Mapping[str, str] = os.environ
 ) -> tuple[Address, ApiKey | None]:
-    """Return the address and the key to use there, or None if there is no key.
+    """Return a server's address, and the key to use there or None.
 
-    Without a base URL, the provider's variable and default are used; without a provider, ``OPENAI_BASE_URL`` or OpenAI itself. A key from
-    the environment is sent only to its own provider: each known one has a variable. A loopback server given as an argument gets none.
+    If there is no base URL, it comes from the provider's variable or default; if there is no provider either, it is ``OPENAI_BASE_URL`` or
+    OpenAI's. A key from the environment is sent only to its own provider, because each known provider has its own variable. A loopback
+    server given as an argument gets no key from the environment.
 
     Raises:
         ConfigError: the URL is missing or malformed, the provider is unknown, or the key is missing or malformed.
@@ -211,7 +212,7 @@ def read_key(variable: str, *, setting: str, environ: Mapping[str, str] = os.env
 
     Args:
         variable: the variable's name.
-        setting: where the name was given, for the error.
+        setting: name of the setting that names the variable, for the error message.
         environ: the environment.
 
     Raises:
@@ -269,7 +270,7 @@ def _split(url: str) -> SplitResult:
 
 
 def _complete(parts: SplitResult, provider: Provider, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return base URL and query with the parts that are often left out: ``/v1`` where all servers have it, Azure's path and version."""
+    """Return the base URL and the query after adding parts that are often left out: Azure's path and version, and ``/v1`` for others."""
     path = parts.path.rstrip("/")
     query = parts.query
     if provider.name == "azure":

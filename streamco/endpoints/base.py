@@ -1,4 +1,4 @@
-"""The interface of endpoints, through which the drivers reach the network and the device."""
+"""The interface of endpoints, through which the drivers reach servers and the device."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Continuation = Literal["token_ids", "continue_final_message", "prefix", "none"]
 
 
 def new_completion_id() -> str:
-    """Return a new unique id for an answer made here, in OpenAI's form."""
+    """Return a new unique id for an answer that this process makes, in OpenAI's format."""
     return f"chatcmpl-{token_hex(12)}"
 
 
@@ -57,7 +57,7 @@ def check_prices(prices: Struct, *, tokens: int = 1) -> None:
     """Reject impossible prices.
 
     Args:
-        prices: struct with US dollars or None in each field.
+        prices: a struct in which each field is US dollars or None.
         tokens: number of tokens that a price is for.
 
     Raises:
@@ -71,7 +71,7 @@ def check_prices(prices: Struct, *, tokens: int = 1) -> None:
 
 
 class TokenPrices(Options, frozen=True, kw_only=True):
-    """Prices in US dollars per token, or None where not known.
+    """Prices in US dollars per token; None for a price that isn't known.
 
     Raises:
         ConfigError: a price is impossible: negative, NaN, or above 100 dollars.
@@ -86,7 +86,7 @@ class TokenPrices(Options, frozen=True, kw_only=True):
 
 
 class Capabilities(Options, frozen=True, kw_only=True):
-    """What an endpoint can do, as declared or probed, never assumed; None where not known."""
+    """What an endpoint can do, as declared or found by a probe but never assumed. None means that it isn't known."""
 
     vocabulary: str | None = None  # fingerprint of the tokenizer (size + hash of pieces)
     takes_token_ids: bool = False
@@ -112,16 +112,16 @@ class Request(Struct, frozen=True, kw_only=True):
         timeouts: limits on waiting for this answer, in seconds; None uses the endpoint's own. A device has limits only if they are given.
         elapsed: how many seconds of ``timeouts.total`` were used before this endpoint began.
         max_retries: retries before the first token; None uses the endpoint's own number. A device never retries.
-        partial: the beginning of the answer, made by another endpoint; continue after it without repeating any of it. Only for endpoints
-            whose ``Capabilities.continuation`` isn't "none". None to begin the answer.
+        partial: the beginning of the answer, which another endpoint wrote and this one continues without repeating any of it; None to begin
+            a new answer. Only for endpoints whose ``Capabilities.continuation`` isn't "none".
         prefill_only: read the prompt and the answer's beginning, keep them for the next request, and end without an answer. An endpoint
             with ``Capabilities.pre_copy`` "append" reads only what it hasn't kept yet and generates nothing. With "warm" it has to generate
             a token, and bills for everything it reads. Nothing that comes before ``StreamEnded`` is part of the answer.
         is_graded: True to report how sure the model is of each token; an endpoint requests log-probabilities for that if needed.
         max_buffered: tokens that a device may buffer for a slower reader before its sequence is parked; None uses the engine's limit.
-        task: the caller's name for the kind of task, which a request gate may use, or None. It isn't sent.
-        server_limit: maximum tokens of a server's answer, for when ``sampling.max_tokens`` sets no limit, or None. A device ignores it.
-            It also limits a speculated answer.
+        task: the caller's name for the kind of task, which a request gate may use, or None. It isn't sent to servers.
+        server_limit: maximum number of tokens in a server's answer if ``sampling.max_tokens`` sets no limit, or None. It also limits a
+            speculated answer. A device ignores it.
     """
 
     messages: Sequence[Message] | None = None
@@ -212,13 +212,13 @@ class Endpoint(Protocol):
         ...
 
     def open(self, request: Request) -> EndpointStream:
-        """Begin an answer. Never blocks or fails: work begins with the first ``receive`` or before."""
+        """Begin an answer. Never blocks or fails. The work begins with the first ``receive`` at the latest."""
         ...
 
     def count_tokens(self, request: Request) -> int | None:
-        """Return the prompt's length by the tokenizer of this endpoint's model, template included, or None if only the network could say.
+        """Return the prompt's length in this model's tokens, template included, or None if only the server could count them.
 
-        It is a count, never an estimate: a prompt that it shows to be longer than the context isn't sent. For long prompts it is called
+        The result is exact, never an estimate, because a prompt that is longer than the context isn't sent. For long prompts this is called
         in a worker thread.
         """
         ...
@@ -233,7 +233,7 @@ class TextCounter(Protocol):
     """An endpoint that may be able to count tokens in its model's vocabulary."""
 
     def count_text(self, text: str) -> TextCount | None:
-        """Return the number of tokens of a text in the model's own vocabulary, or None if that isn't known. Takes milliseconds."""
+        """Return the number of tokens that a text has in the model's own vocabulary, or None if that isn't known. Takes milliseconds."""
         ...
 
 
@@ -250,13 +250,13 @@ class WrittenStream(Protocol):
 
 
 def estimate_tokens(endpoint: Endpoint, request: Request) -> int | None:
-    """Return about how many tokens a prompt has at an endpoint, template included, or None if it can't tell, as for images."""
+    """Return roughly how many tokens a prompt has at an endpoint, template included, or None if it can't tell, as with images."""
     estimate: Callable[[Request], int | None] | None = getattr(endpoint, "estimate_tokens", None)
     return None if estimate is None else estimate(request)
 
 
 def changes_of(stream: EndpointStream) -> Mapping[str, str]:
-    """Return what was left out of a stream's request after a refusal, as sentences by short name; {} if nothing was."""
+    """Return sentences about what was left out of a stream's request after a refusal, by short name; {} if nothing was."""
     changes: Mapping[str, str] = getattr(stream, "changes", {})
     return changes
 
@@ -266,19 +266,19 @@ OnRetry = Callable[[EndpointError, float], bool]
 
 
 def watch_retries(stream: EndpointStream, on_retry: OnRetry) -> None:
-    """Have a stream call this before it retries its server. Streams that never retry ignore it."""
+    """Have a stream call ``on_retry`` before it retries its request. Streams that never retry ignore it."""
     if hasattr(stream, "on_retry"):
         stream.on_retry = on_retry
 
 
 def pause(stream: EndpointStream) -> None:
-    """Have a stream's endpoint stop computing until ``resume``. One that can't stops sooner or later, because nobody reads from it."""
+    """Have a stream's endpoint stop computing until ``resume``. If it can't pause, it stops sooner or later, as nobody reads its answer."""
     if (hold := getattr(stream, "pause", None)) is not None:
         hold()
 
 
 def resume(stream: EndpointStream, paused: float) -> None:
-    """Have a stream's endpoint continue after a pause of ``paused`` seconds, which count towards a limit for the whole answer."""
+    """Have a stream's endpoint continue after a pause of ``paused`` seconds, which count towards the limit for the whole answer."""
     if (charge := getattr(stream, "charge", None)) is not None:
         charge(paused)
     if (go_on := getattr(stream, "resume", None)) is not None:
@@ -286,7 +286,7 @@ def resume(stream: EndpointStream, paused: float) -> None:
 
 
 def idle_of(stream: EndpointStream) -> float:
-    """Return the seconds so far in which no task waited for a stream; 0 if it doesn't measure them."""
+    """Return for how many seconds so far no task was waiting for a stream, or 0 if the stream doesn't measure that."""
     idle: float = getattr(stream, "idle", 0.0)
     return idle
 

@@ -1,4 +1,4 @@
-"""Tells how sure a server's model was of its tokens, from the log-probabilities that it sends (OpenAI's chat completions)."""
+"""Finds out how sure a server's model was of its tokens, from the log-probabilities in its answer (OpenAI's chat completions)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def take_confidences(chunks: Iterable[ChatCompletionChunk], *, strips: bool) -> 
     """Return how sure the model was of each token of the first choice, except reasoning and tokens without a log-probability.
 
     Args:
-        chunks: chunks in order.
+        chunks: some chunks of the answer, in order.
         strips: True to remove the log-probabilities, because the caller hasn't requested them.
     """
     found = []

@@ -5,7 +5,7 @@ care.
 
 Tokenizers join the last space of a run to the next word, and merge the rest of the run into one token. So a line break and an indent
 become different tokens at the end of a text than in the middle. What a model writes after these tokens is hardly ever what it would
-otherwise have written. Many chat templates trim the end of a message, too.
+otherwise have written. Many chat templates also trim the end of a message.
 
 So all whitespace at the end is held back. The next endpoint writes it again, and ``BoundaryWhitespace`` removes it from the answer. It
 removes known characters that the endpoint was never shown, so nothing is guessed.
@@ -53,7 +53,7 @@ _OUTPUT_FIELDS = {
 def hand_over(request: Request, partial: Partial, capabilities: Capabilities) -> tuple[Request, str]:
     """Return a request for continuing after ``partial``, and the whitespace that the server will write again.
 
-    If the prompt consists of ids, the answer's ids are appended plainly; otherwise the text is sent.
+    If the prompt consists of ids, the answer's ids are appended to them; otherwise the answer's text is sent.
 
     Args:
         request: the request without its ``partial``; for the chat API, a text prompt must already be a message.
@@ -102,12 +102,12 @@ def continue_request(request: Request, text: str, how: Continuation) -> Request:
 def prefill_request(request: Request, how: PreCopy) -> Request:
     """Return a request that makes a server read the prompt in advance and write at most one token.
 
-    For ``append``, ``streamco serve`` has a field. For ``warm``, stock servers with a prefix cache are asked for one token. Both get the
-    limit of one token, because a server that doesn't know the field must not write a whole answer.
+    With ``append``, the request gets a field that ``streamco serve`` knows. With ``warm``, it asks an unmodified server with a prefix cache
+    for one token. Both have a limit of one token, because a server that doesn't know the field must not write a whole answer.
 
     Args:
         request: the request to read.
-        how: the effect of reading in advance at the server.
+        how: the server's way of reading a prompt in advance.
 
     Raises:
         UsageError: reading in advance has no effect at this endpoint.
@@ -145,7 +145,7 @@ class BoundaryWhitespace:
         return bool(self._pending)
 
     def strip(self, event: TokensReceived) -> TokensReceived:
-        """Return the event without whitespace that the reader already has. From the first different character on, all text is new."""
+        """Return the event without whitespace that the reader already has. All text from the first different character on is new."""
         dropped = sum(self._trim(chunk.choices[:1]) for chunk in event.chunks)
         return TokensReceived(event.source, event.chunks, max(0, event.tokens - dropped), event.confidences[dropped:])
 
@@ -164,7 +164,7 @@ class BoundaryWhitespace:
             if shared:
                 if shared == len(text):
                     dropped += len(choice.token_ids or (0,))
-                    choice.logprobs = None  # the reader has the ones of the tokens that wrote this text first
+                    choice.logprobs = None  # the reader already has those of the tokens that first wrote this text
                 choice.delta.content = text[shared:]
                 choice.token_ids = None
         return dropped

@@ -65,7 +65,7 @@ class _LoopWork(LoopState):
         self.drafters: set[DeviceDrafter] = set()
 
     async def aclose(self) -> None:
-        """See ``LoopState``."""
+        """Cancel the streams and drafters, and wait for the loading to end; see ``LoopState``."""
         for stream in list(self.streams):
             await stream.cancel()
         for drafter in list(self.drafters):
@@ -78,11 +78,11 @@ class DeviceEndpoint:
     """A model that runs on this machine.
 
     Args:
-        model: a GGUF file, which ``start`` loads, or a loaded engine, which its owner has to close, not ``aclose``.
+        model: a GGUF file, which ``start`` loads, or a loaded engine, which ``aclose`` leaves open for its owner to close.
         name: name in reports and errors.
         options: settings of the engine that runs a file; None for the defaults.
         prices: prices of the device's tokens.
-        on_progress: called from a worker thread with the loaded share, 0.0 to 1.0, while a file is being loaded.
+        on_progress: called from a worker thread with the fraction loaded so far, 0.0 to 1.0, while a file is being loaded.
     """
 
     kind: Kind = "device"
@@ -125,7 +125,7 @@ class DeviceEndpoint:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the device can do; vocabulary and context are known once the model is loaded."""
+        """What the device can do; the vocabulary and the context size are known once the model is loaded."""
         info = self._engine.info if self._engine is not None else None
         return Capabilities(
             vocabulary=info.vocabulary if info else None,
@@ -147,12 +147,12 @@ class DeviceEndpoint:
 
         Raises:
             EngineError: the model can't be loaded; a later call tries again.
-            ConfigError: another event loop is running with the endpoint, or this process was forked from the one that loaded the model.
+            ConfigError: another running event loop is using the endpoint, or this process was forked from the one that loaded the model.
         """
         await self.loaded_engine()
 
     async def loaded_engine(self) -> Engine:
-        """Return the engine; load the model first if necessary, see ``start``."""
+        """Return the engine, after loading the model if necessary; see ``start``."""
         if self._is_closed:
             raise StreamClosed(f"{self._name}: the endpoint is closed")
         work = self._work.get()
@@ -178,7 +178,7 @@ class DeviceEndpoint:
         return engine
 
     def _keep_engine(self) -> Engine:
-        """Load the model in a worker thread and keep it, even if the event loop that wants it ends meanwhile and another one begins."""
+        """Load the model in a worker thread and keep it, even if the event loop that asked for it ends in the meantime."""
         with self._lock:
             if self._engine is None:
                 self._engine, self._process = self._load_file(), os.getpid()
@@ -213,11 +213,12 @@ class DeviceEndpoint:
             request: the prompt, and how tokens are drawn.
             emit: called with the drafted tokens, see ``DeviceDrafter``.
             top: number of alternatives for each token; None for as many as the speculator needs.
-            row_ids: maximum number of ids in the row (distribution) that a token is drawn from and comes with; 0 for no rows.
+            row_ids: maximum number of ids in each token's row (the distribution that it is drawn from); 0 to get no rows.
 
         Raises:
-            EngineError: the model can't be loaded, holds no sequences (``EngineOptions.held_sequences``), or the prompt doesn't fit.
-            UsageError: not exactly one of messages, prompt and prompt_ids.
+            EngineError: the model can't be loaded, its engine holds no sequences (``EngineOptions.held_sequences``), or the prompt doesn't
+                fit.
+            UsageError: the request doesn't have exactly one of messages, prompt and prompt_ids.
         """
         from streamco.endpoints.device_drafter import TOP, DeviceDrafter
 
@@ -251,7 +252,7 @@ class DeviceEndpoint:
             return None  # opening the request raises the error
 
     def count_text(self, text: str) -> TextCount | None:
-        """Return the number of tokens of a text, or None if the model isn't loaded."""
+        """Return the number of tokens in a text, or None if the model isn't loaded."""
         return None if self._engine is None else TextCount(len(self._engine.tokenize(text)), "engine")
 
     def prompt_ids(self, engine: Engine, request: Request) -> list[int]:
@@ -272,7 +273,7 @@ class DeviceEndpoint:
 
 
 class DeviceStream:
-    """One answer of an engine; see ``EndpointStream``. Made by ``DeviceEndpoint.open``."""
+    """One answer from an engine; see ``EndpointStream``. Made by ``DeviceEndpoint.open``."""
 
     def __init__(self, endpoint: DeviceEndpoint, request: Request, *, on_over: Callable[[DeviceStream], None]) -> None:
         self._endpoint = endpoint
@@ -300,11 +301,11 @@ class DeviceStream:
 
     @property
     def idle(self) -> float:
-        """Seconds so far in which no task waited; see ``idle_of``."""
+        """Seconds so far in which no task was waiting for the stream; see ``idle_of``."""
         return 0.0 if self._watchdog is None else self._watchdog.idle
 
     def begin(self) -> None:
-        """Submit the request at once if that is quick, or else from a task."""
+        """Submit the request right away if that is quick, or else in a task."""
         engine = self._endpoint.engine
         if engine is not None and is_short(self._request):
             try:
@@ -335,7 +336,7 @@ class DeviceStream:
         self._generation = self._generate(engine, request)
 
     def _join(self, engine: Engine) -> None:
-        """Do the part that must happen on the event loop before the request is submitted."""
+        """Do any work that must happen on the event loop before the request is submitted; here there is none."""
 
     def _generate(self, engine: Engine, request: GenerationRequest) -> Generation:
         """Submit the request; this may run in a worker thread."""
@@ -388,7 +389,7 @@ class DeviceStream:
             self._generation.pause()
 
     def charge(self, seconds: float) -> None:
-        """Count seconds of a pause towards the limit for the whole answer."""
+        """Count the seconds of a pause towards the limit for the whole answer."""
         if self._watchdog is not None:
             self._watchdog.charge(seconds)
 
@@ -409,7 +410,7 @@ class DeviceStream:
         return pieces
 
     def _drop_generation(self) -> None:
-        """Drop the generation, which has ended, because it refers to this stream, and only the garbage collector would free both."""
+        """Drop the generation that has ended. It refers to this stream, so only the garbage collector would free the two."""
         self._generation = None
 
     def _wake(self) -> None:

@@ -1,9 +1,9 @@
 """The draft model of one answer: carries out the speculator's commands with an engine's token sequences.
 
 The trunk is the sequence after the committed answer; branches are forks of it. Each has a *state*: the ids that it should have (``wanted``)
-and the ids that the engine's sequence already has (``held``). Commands only change ``wanted``. In the loop's next iteration ``held`` is
-brought up to date for all of them together, so that the branches of a round share their batches from the start. Only one thing can delay
-this: a task that was cancelled and hasn't reported its end. A sequence that the engine evicted is read again from the ids.
+and the ids that the engine's sequence already has (``held``). Commands only change ``wanted``. In its next iteration, the loop brings
+``held`` up to date for all sequences together, so that the branches of a round share their batches from the start. Only a task that was
+cancelled and hasn't reported its end can delay this. A sequence that the engine evicted is read again from the ids.
 
 The engine wakes the loop once for everything that happened since the loop last looked, and all new tokens of a version become one event.
 """
@@ -108,7 +108,7 @@ class _SequenceState:
             self.take()  # it may have ended already
 
     def release(self) -> SequenceTask | None:
-        """Give the sequence back to the engine; return its cancelled task if there is one, because that still has to end."""
+        """Give the sequence back to the engine; return its cancelled task, if there is one, because that task hasn't ended yet."""
         pending, self.pending = self.pending, None
         if pending is not None:
             pending.task.cancel()
@@ -116,30 +116,31 @@ class _SequenceState:
         return pending.task if pending is not None else None
 
     def discard(self) -> None:
-        """Close the sequence, which is no longer of use."""
+        """Close the sequence, which is no longer needed."""
         if self.sequence is not None:
             self.sequence.close()
         self.sequence, self.held = None, []
 
 
 class DeviceDrafter:
-    """Runs a speculator's drafts on an engine, for one answer; made by ``DeviceEndpoint.drafter``. All of it belongs to one event loop.
+    """Runs a speculator's drafts on an engine, for one answer; made by ``DeviceEndpoint.drafter``. It belongs to one event loop.
 
-    It begins to read the prompt at once. Events are emitted on the loop and never from inside ``run``. Events never have a version that was
-    dropped or replaced. The trunk and each branch take one of the engine's ``EngineOptions.held_sequences``.
+    It begins to read the prompt at once. It emits events on the loop, never from inside ``run``, and never for a version that was dropped
+    or replaced. The trunk and each branch use one of the engine's ``EngineOptions.held_sequences``.
 
     Args:
         engine: the draft model.
-        prompt_ids: the prompt, which lengths and positions don't include.
-        emit: called with ``TokensDrafted``, for several tokens at a time if they came together, and with ``DeviceFailed``, the last event.
+        prompt_ids: the prompt, which isn't counted in lengths and positions.
+        emit: called with ``TokensDrafted``, which may have several tokens, and with ``DeviceFailed``, which is the last event.
         sampling: how tokens are drawn; each draft has its own seed, derived from this one.
         top: number of alternatives for each token.
-        row_ids: maximum ids in ``DraftToken.row``, a ``streamco.wire.verify.topk.TopK`` that the token was drawn from; 0 for no rows.
+        row_ids: maximum number of ids in ``DraftToken.row``, the ``streamco.wire.verify.topk.TopK`` that the token was drawn from; 0 to
+            get no rows.
         name: name in errors.
         on_close: called when the drafter is closed.
 
     Raises:
-        EngineError: the engine is closed, holds no sequences, or the prompt doesn't fit.
+        EngineError: the engine is closed or holds no sequences, or the prompt doesn't fit.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class DeviceDrafter:
         self._trunk = _SequenceState(None, list(self.prompt_ids), held=list(self.prompt_ids), sequence=sequence)
 
     def run(self, command: DrafterCommand) -> None:
-        """Begin a command; never blocks. Does nothing after ``DeviceFailed`` or ``aclose``.
+        """Start carrying out a command; never blocks. Does nothing after ``DeviceFailed`` or ``aclose``.
 
         Raises:
             UsageError: the trunk is shorter than a command's length, or the branch to adopt doesn't exist.
@@ -281,9 +282,9 @@ class DeviceDrafter:
         state.pending = _PendingDraft(state.version, task, given)
 
     def _find_sequence(self, state: _SequenceState) -> TokenSequence | None:
-        """Return a new sequence; for a branch, a fork of the trunk.
+        """Return a new sequence, which for a branch is a fork of the trunk.
 
-        None if the trunk is drafting, because a fork that waits for that could be lost with it.
+        The result is None if the trunk is drafting, because a fork that waits for the trunk could be lost with it.
         """
         trunk = self._trunk
         if not trunk.count:
@@ -345,9 +346,10 @@ class DeviceDrafter:
     def _handle_lost_draft(self, state: _SequenceState, end: TaskEnd) -> EngineError | None:
         """Handle a wanted draft that ended early; return the error if it means that drafting fails for this answer.
 
-        Evicted: other sequences needed the memory. Cancelled: the trunk that it was to be forked from was given back, or the engine was
-        closed, which the next call to the engine reports. Error: there may have been no free sequence or memory. So a branch is dropped
-        without failing; the trunk drops all branches to make space, and is tried twice, because other sequences may be gone by then.
+        A draft is evicted if other sequences need the memory. It is cancelled if the trunk that it should be forked from was given back,
+        or if the engine was closed, which the next call to the engine reports. After an error, there may have been no free sequence or
+        memory. So a branch is dropped without failing the answer. The trunk drops all branches to make room and is tried twice, because
+        other sequences may be gone by then.
         """
         is_lost_with_source = end.reason == "evicted" and not state.exists  # the trunk was evicted, because a sequence with tasks never is
         if is_lost_with_source and state.source is self._trunk.sequence and self._trunk.pending is None:

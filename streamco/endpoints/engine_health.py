@@ -24,7 +24,7 @@ async def check_engine(engine: PingedEngine, seconds: float) -> str | None:
     """Return None if the engine's thread responds, or else a sentence that says what is wrong.
 
     Args:
-        engine: the engine; its thread responds in its next round, between two decodes.
+        engine: the engine, whose thread responds between two decodes.
         seconds: the time limit.
     """
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Turns a request into an engine's request: the prompt as token ids, and the settings.
+"""Turns an endpoint's request into an engine's request: tokenises the prompt and converts the settings.
 
 A request's ``response_format`` becomes a grammar here.
 """
@@ -30,11 +30,11 @@ def generation_request(engine: Engine, request: Request, ids: list[int], *, top:
     Args:
         engine: the engine.
         request: the request.
-        ids: its prompt, from ``request_ids``.
+        ids: the prompt's token ids, from ``request_ids``.
         top: number of most likely tokens to return with each piece; a drawn token has a probability only if it is among them.
 
     Raises:
-        ConfigError: this engine can't follow its ``response_format``.
+        ConfigError: this engine can't follow the request's ``response_format``.
     """
     grammar = None if request.prefill_only else grammar_of(request.extra.get("response_format"))
     if grammar is not None and not takes_grammars(engine):
@@ -58,7 +58,7 @@ def takes_grammars(engine: Engine | None) -> bool:
 
 
 def _begun(engine: Engine, request: Request, partial: Partial) -> bytes:
-    """Return the answer's beginning at the end of the prompt as bytes, without the whitespace that JSON may begin with."""
+    """Return the part of the answer that is already in the prompt, as bytes, without the whitespace that JSON may begin with."""
     if _has_ids(engine, partial):
         begun = engine.detokenize(partial.ids or ())
     else:
@@ -67,11 +67,11 @@ def _begun(engine: Engine, request: Request, partial: Partial) -> bytes:
 
 
 def request_ids(engine: Engine, request: Request) -> list[int]:
-    """Return the prompt's ids for the engine. The chat template renders messages, and only its control tokens are treated as such.
+    """Return the prompt's token ids. The chat template renders messages, and only its own control tokens are treated as control tokens.
 
     Raises:
         EngineError: the model has no chat template, or the template rejected these messages.
-        UsageError: not exactly one of messages, prompt and prompt_ids.
+        UsageError: the request doesn't have exactly one of messages, prompt and prompt_ids.
     """
     if request.partial is not None:
         return _partial_ids(engine, request, request.partial)
@@ -89,12 +89,12 @@ def request_ids(engine: Engine, request: Request) -> list[int]:
 
 
 def _partial_ids(engine: Engine, request: Request, partial: Partial) -> list[int]:
-    """Return the ids of the prompt and the answer so far: the given ids if they belong to this vocabulary, or else the text's."""
+    """Return the ids of the prompt and the answer so far. The answer's text is tokenised unless its ids are of this vocabulary."""
     begun = request_ids(engine, replace(request, partial=None))
     if not _is_begun(engine, request):
         return begun
     if request.messages is not None:
-        begun = closed_prompt(engine, begun)  # reasoning isn't handed over, so the text that is comes after it
+        begun = closed_prompt(engine, begun)  # reasoning isn't handed over, so the handed-over text comes after it
     return [*begun, *((partial.ids or ()) if _has_ids(engine, partial) else answer_ids(engine, _handed_over(request, partial)[0]))]
 
 
@@ -134,7 +134,7 @@ def reasoning_splitter(engine: Engine, request: Request, ids: list[int]) -> Reas
     Args:
         engine: the engine.
         request: the request. An answer that has begun or has a grammar continues with its content; an answer to a plain text isn't split.
-        ids: its prompt, from ``request_ids``.
+        ids: the prompt's token ids, from ``request_ids``.
     """
     if not engine.info.has_reasoning or request.messages is None or _has_form(request) or _is_begun(engine, request):
         return None

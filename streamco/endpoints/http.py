@@ -46,7 +46,7 @@ _LARGE_BODY = 1 << 20  # bytes; aiohttp wants larger bodies as a file, to write 
 class _Taking:
     """Context manager that tracks the connections of the request sent in its block.
 
-    If the block fails or is cancelled, the connections that it has taken are aborted. aiohttp only closes them, and closing waits for
+    If the block fails or is cancelled, the connections that it has taken are aborted. aiohttp would only close them, and closing waits for
     unsent bytes, forever if the peer has stopped reading.
 
     Args:
@@ -93,7 +93,7 @@ class _Pool(LoopState):
         self.warming: asyncio.Task[None] | None = None
 
     async def aclose(self) -> None:
-        """See ``LoopState``; the caller's session stays open."""
+        """Close the connections, but leave the caller's session open; see ``LoopState``."""
         if self.warming is not None:
             self.warming.cancel()
             await asyncio.wait([self.warming])
@@ -103,7 +103,7 @@ class _Pool(LoopState):
             await self.session.close()
 
     def drop(self) -> None:
-        """See ``LoopState``: aiohttp would warn about connections that nobody can close any more."""
+        """Drop the connections of a closed loop, because aiohttp would warn that nobody has closed them; see ``LoopState``."""
         connector = self.session.connector
         if self.is_own and connector is not None:
             self.session.detach()
@@ -123,7 +123,7 @@ class _Pool(LoopState):
 
 
 class HttpClient:
-    """The connection pool of one endpoint, on whichever event loop it is used.
+    """The connection pool of one endpoint, for whichever event loop the endpoint is used on.
 
     Args:
         name: the endpoint's name, for errors.
@@ -132,7 +132,7 @@ class HttpClient:
         key: the server's key, which is removed from every error message, or None.
 
     Raises:
-        ConfigError: ``session`` has another type.
+        ConfigError: ``session`` isn't an aiohttp session.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class HttpClient:
 
         Raises:
             StreamClosed: the client was closed.
-            ConfigError: it is in use on another running event loop.
+            ConfigError: the client is in use on another running event loop.
         """
         await self._start()
 
@@ -180,7 +180,7 @@ class HttpClient:
         timeouts: Timeouts | None = None,
         redirects: bool = True,
     ) -> aiohttp.ClientResponse:
-        """Send a request and wait for the head of the response.
+        """Send a request and wait for the status and headers of the response.
 
         A redirect (307, 308) is followed only within the same scheme, host and port, so that no key or prompt goes elsewhere.
 
@@ -194,7 +194,7 @@ class HttpClient:
 
         Raises:
             ConfigError: the environment names a proxy that can't be used.
-            EndpointConnectError: connecting failed, or the connection was lost before the head of the response.
+            EndpointConnectError: connecting failed, or the connection was lost before the response's headers arrived.
             EndpointTimeoutError: connecting took longer than ``timeouts.connect``.
             EndpointProtocolError: the peer doesn't speak HTTP, or redirects elsewhere or too often.
         """
@@ -271,7 +271,7 @@ class HttpClient:
     async def get_json(
         self, url: URL, *, headers: Mapping[str, str], max_bytes: int, body: bytes | None = None, redirects: bool = True
     ) -> Any:
-        """Return a small JSON response, which has to arrive within the connect limit.
+        """Send a request and return its small JSON response, which must arrive within the connect limit.
 
         Args:
             url: the request's URL.
@@ -281,7 +281,7 @@ class HttpClient:
             redirects: as in ``request``.
 
         Raises:
-            EndpointError: there was no response, an error status, or the body isn't JSON.
+            EndpointError: there was no response, its status isn't 200, or its body isn't JSON.
         """
         limit = self._timeouts.connect
         try:
@@ -370,9 +370,9 @@ class HttpClient:
             raise error from root_cause(exc)
 
     async def find_proxy(self, url: URL) -> URL | None:
-        """Return the proxy that the environment names for this server, or None with the caller's session, which has its own settings.
+        """Return the proxy that the environment names for this server, or None. With the caller's session, the result is always None.
 
-        It is looked up once per host and port, in a thread, because the lookup may read system settings.
+        The proxy is looked up once per host and port, in a thread, because the lookup may read system settings.
 
         Raises:
             ConfigError: the proxy can't be used.
@@ -388,10 +388,10 @@ class HttpClient:
 
 
 def check_session(session: object) -> None:
-    """Check that the caller's session is an aiohttp session or None. If there is one, aiohttp is already imported.
+    """Check that the caller's session is an aiohttp session or None. A caller who has a session has already imported aiohttp.
 
     Raises:
-        ConfigError: it is something else, such as an httpx client.
+        ConfigError: the session is something else, such as an httpx client.
     """
     aiohttp = sys.modules.get("aiohttp")
     if session is not None and (aiohttp is None or not isinstance(session, aiohttp.ClientSession)):

@@ -29,20 +29,20 @@ _DEFAULTS = Timeouts(), RetryPolicy(), Limits()
 
 
 class LocalServerEndpoint(OpenAIEndpoint):
-    """A client's device that is a running server; it always answers with one model, whatever model a request names.
+    """A running model server that is used as a client's device. It always answers with one model, whatever model a request names.
 
     It takes part in races and hand-overs like a model in this process. It can't draft: ``Speculate`` needs a ``DeviceEndpoint``.
     Its tokens cost no money.
 
     Args:
-        base_url: the server's URL, a string or a URL object, with or without the ending ``/v1``: ``http://127.0.0.1:11434`` is Ollama's.
-        model: the model's name there; None for the only one that the server offers.
+        base_url: the server's URL, a string or a URL object, with or without ``/v1`` at the end; Ollama's is ``http://127.0.0.1:11434``.
+        model: the model's name at the server; None if the server offers only one.
         name: a name that is unique within a client.
         api_key: the key, or a sync or async function that returns the key for each request, or None.
-        context_tokens: maximum tokens of prompt and answer together. By default what the server says; if it says nothing, prompts of any
-            length are sent. Ollama says nothing and silently cuts off prompts: pass the value of its ``num_ctx`` or
+        context_tokens: maximum number of tokens in prompt and answer together. By default the server's own figure; if it reports none,
+            prompts of any length are sent. Ollama reports none and silently truncates prompts, so pass the value of its ``num_ctx`` or
             ``OLLAMA_CONTEXT_LENGTH``.
-        capabilities: all capabilities of the model, or a dict of single ones that override the usual ones of such servers, or None.
+        capabilities: all capabilities of the model, or a dict of those that differ from what is usual for such servers, or None.
         timeouts: limits by phase, in seconds.
         retry: retries before the first token.
         limits: largest sizes that are accepted from the server.
@@ -100,7 +100,7 @@ class LocalServerEndpoint(OpenAIEndpoint):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities as declared, or else what the server says and what is known about such servers."""
+        """The declared capabilities, or else those that the server reports and those that are known for such servers."""
         if self._context_tokens is None:
             return self._capabilities
         return msgspec.structs.replace(self._capabilities, context_tokens=self._context_tokens)
@@ -108,7 +108,7 @@ class LocalServerEndpoint(OpenAIEndpoint):
     async def start(self) -> None:
         """Prepare the connection, ask the server what it is, and find the model; idempotent.
 
-        If the server can't be reached, or is still loading its model, each answer asks it again, and fails with its error meanwhile.
+        If the server can't be reached or is still loading its model, each answer asks it again, and fails with its error until it is ready.
 
         Raises:
             EndpointError: the server doesn't offer the model, or offers several and none was named.
@@ -143,7 +143,7 @@ class LocalServerEndpoint(OpenAIEndpoint):
         """Return the name of the model to use.
 
         Raises:
-            EndpointError: the server doesn't offer it, or none was named and there isn't exactly one.
+            EndpointError: the server doesn't offer the named model, or no model was named and the server doesn't offer exactly one.
         """
         given = self._given_model
         names = ", ".join(offered[:_LISTED]) + (f" and {len(offered) - _LISTED} others" if len(offered) > _LISTED else "")

@@ -1,7 +1,7 @@
-"""Drafts by prompt lookup (``policies.drafts.prompt_lookup``): copies drafts from the earlier text on the speculator's commands.
+"""Drafts by prompt lookup (``policies.drafts.prompt_lookup``): on the speculator's commands, drafts are copied from earlier text.
 
-``LookupDrafter`` takes the same commands as ``DeviceDrafter`` but has no model. What it finds is emitted in the loop's next iteration.
-``LookupEndpoint`` takes the device's place in reports.
+``LookupDrafter`` takes the same commands as ``DeviceDrafter`` but has no model. It emits the tokens that it finds in the loop's next
+iteration. ``LookupEndpoint`` takes the device's place in reports.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _FREE = TokenPrices(prompt=0.0, completion=0.0)
 
 
 class LookupDrafter:
-    """Looks up what may come next in an answer.
+    """Drafts an answer's next tokens by looking them up in the text so far.
 
     Args:
-        prompt_ids: the prompt, which lengths and positions don't include.
+        prompt_ids: the prompt, which isn't counted in lengths and positions.
         emit: called with each draft, on the loop and never from inside ``run``.
         context_tokens: size of the verifier's context, prompt and answer together.
         end_ids: tokens that end a text.
-        is_sampled: True if each token comes with the row that it was drawn from, which contains only the token itself.
+        is_sampled: True if each token needs the row that it was drawn from; here a row contains only the token itself.
 
     Raises:
         EngineError: the prompt doesn't fit.
@@ -58,7 +58,7 @@ class LookupDrafter:
         self._waiting: dict[int, asyncio.Handle] = {}  # drafts to emit
 
     def run(self, command: DraftTokens | DraftBranch | AdoptBranch | DropDrafts) -> None:
-        """Begin a command; never blocks. Nothing is emitted after ``aclose``.
+        """Start carrying out a command; never blocks. Nothing is emitted after ``aclose``.
 
         Raises:
             UsageError: the trunk is shorter than a command's length, or the branch to adopt doesn't exist.
@@ -94,7 +94,7 @@ class LookupDrafter:
         return self._trunk[: len(self.prompt_ids) + length]
 
     def _draft(self, version: int, ids: list[int], count: int) -> list[int]:
-        """Schedule emitting at most ``count`` tokens that may follow these ids; return the ids with these tokens."""
+        """Look up at most ``count`` tokens that may follow these ids, and schedule an event with them; return the ids and the tokens."""
         self._lookup.follow(ids)
         found, match = self._lookup.continuation(count)
         end = next((place for place, token in enumerate(found, 1) if token in self.end_ids), len(found))
@@ -112,7 +112,7 @@ class LookupDrafter:
 
 
 class LookupEndpoint:
-    """Drafts by lookup in place of a device. It has no model and makes no answers.
+    """Takes the place of a device, but drafts by lookup. It has no model and writes no answers.
 
     Args:
         vocabulary: the verifier's vocabulary.
@@ -129,7 +129,7 @@ class LookupEndpoint:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The vocabulary, and the context size of its model."""
+        """The verifier's vocabulary, and the context size of its model."""
         info = self.vocabulary.info
         return Capabilities(vocabulary=info.vocabulary, context_tokens=info.context_tokens)
 

@@ -1,7 +1,7 @@
-"""GGUF files by name: ``hf:org/repo:QUANT`` names a file in the cache that Hugging Face's programs share.
+"""Finds GGUF files by name: ``hf:org/repo:QUANT`` names a file in the cache that Hugging Face's programs share.
 
-Only ``fetch`` and ``look_up`` use the network, and only ``streamco models get`` calls them: a missing model is an error that names this
-command, because a model has hundreds of megabytes.
+Only ``fetch`` and ``look_up`` use the network, and only ``streamco models get`` calls them. If a model is missing, the error names that
+command. Nothing else downloads a model, because models have hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
     "sha256_of",
 ]
 
-PACKAGED = "packaged"  # what names the model that ``streamco models get packaged`` fetches
+PACKAGED = "packaged"  # the name of the model that ``streamco models get packaged`` fetches
 
 _log = logging.getLogger("streamco")
 
@@ -55,7 +55,7 @@ class HubName(Struct, frozen=True):
 
     Args:
         repo: owner and name of the repository.
-        quant: the format of the weights, as in the file's name; None for the usual one, or the only file.
+        quant: the format of the weights, as in the file's name; None for the usual format, or for the only file.
     """
 
     repo: str
@@ -66,7 +66,7 @@ class HubName(Struct, frozen=True):
 
 
 class HubFile(Struct, frozen=True):
-    """A file of a repository.
+    """A file in a repository.
 
     Args:
         name: the model's name.
@@ -90,7 +90,7 @@ class CachedModel(Struct, frozen=True):
         path: path of its newest revision.
         size: bytes on disk.
         links: the file's paths in all revisions that were fetched.
-        data: where the cache keeps their bytes, unless another file shares them.
+        data: paths of the cache's blobs with the file's bytes, without those that another file shares.
     """
 
     repo: str
@@ -116,7 +116,7 @@ def parse_hub_name(text: str) -> HubName:
     """Parse ``hf:org/repo`` or ``hf:org/repo:QUANT``.
 
     Raises:
-        ConfigError: it has another form.
+        ConfigError: the text has another form.
     """
     found = _NAME.fullmatch(text.removeprefix(PREFIX)) if is_hub_name(text) else None
     if found is None:
@@ -125,7 +125,7 @@ def parse_hub_name(text: str) -> HubName:
 
 
 def choose_file(files: Iterable[str], name: HubName) -> str:
-    """Return which of a repository's files a name stands for.
+    """Return the one of a repository's files that a name stands for.
 
     Raises:
         ConfigError: there is no such file, there are several, or the model is split into several files.
@@ -166,13 +166,13 @@ def _list(files: Sequence[str]) -> str:
 
 
 def cached_models(cache: Path | None = None) -> list[CachedModel]:
-    """Return the GGUF files in the cache, by repository and name.
+    """Return the GGUF files in the cache, sorted by repository and name.
 
     Args:
         cache: folder of the cache, by default Hugging Face's own (``HF_HUB_CACHE``, ``HF_HOME``).
 
     Raises:
-        ConfigError: the library isn't installed.
+        ConfigError: huggingface_hub isn't installed.
     """
     hub = _hub()
     try:
@@ -209,10 +209,10 @@ def _cached(repo: Any, name: str) -> CachedModel:
 def find_cached(name: HubName, cache: Path | None = None) -> CachedModel | None:
     """Return the file in the cache that a name stands for, or None if it isn't there.
 
-    If the name has no format, only a file in the usual format or without a format in its name will do: others may be there by chance.
+    If the name has no format, only a file in the usual format or without a format in its name will do. Others may be there by chance.
 
     Raises:
-        ConfigError: there are several such files, or the library isn't installed.
+        ConfigError: there are several such files, or huggingface_hub isn't installed.
     """
     there = [model for model in cached_models(cache) if model.repo == name.repo]
     if name.quant is None:
@@ -226,10 +226,10 @@ def find_cached(name: HubName, cache: Path | None = None) -> CachedModel | None:
 
 
 def file_of(text: str, cache: Path | None = None) -> Path:
-    """Return the path of the model that ``hf:org/repo:QUANT`` names, from the cache; nothing is downloaded.
+    """Return the path in the cache of the model that ``hf:org/repo:QUANT`` names; nothing is downloaded.
 
     Raises:
-        ConfigError: it isn't there, or the name is wrong.
+        ConfigError: the model isn't in the cache, or the name is malformed.
     """
     name = parse_hub_name(text)
     found = find_cached(name, cache)
@@ -248,8 +248,8 @@ def path_of(model: str | Path) -> Path:
             in the cache.
 
     Raises:
-        ConfigError: a hub name is wrong, or not in the cache.
-        EngineError: the packaged model isn't there.
+        ConfigError: a hub name is malformed, or the model that it names isn't in the cache.
+        EngineError: the packaged model isn't installed.
     """
     if model == PACKAGED:
         from streamco.engines.llamacpp.bundled_model import packaged_model
@@ -266,8 +266,8 @@ def look_up(name: HubName, endpoint: str | None = None) -> HubFile:
         endpoint: URL of the hub, by default ``HF_ENDPOINT`` or Hugging Face's.
 
     Raises:
-        ConfigError: there is no such file, or the library isn't installed.
-        EndpointError: the hub doesn't respond, or refuses.
+        ConfigError: there is no such file, or huggingface_hub isn't installed.
+        EndpointError: the hub doesn't respond, or refuses the request.
     """
     hub = _hub()
     with _translated(f"{name}: expected a list of its files from the hub"):
@@ -313,7 +313,7 @@ def sha256_of(path: Path) -> str:
 
 
 def has_hub() -> bool:
-    """Return True if the library is installed."""
+    """Return True if huggingface_hub is installed."""
     return find_spec("huggingface_hub") is not None
 
 

@@ -14,10 +14,10 @@ _STAND_INS = frozenset({"", "auto", "default", "local", "model", "unknown"})  # 
 
 
 def have_same_model(one: Endpoint, other: Endpoint, *, asked: str | None = None) -> bool:
-    """Return True if both declare the same model name, or have the model from the same file.
+    """Return True if both endpoints declare the same model name, or loaded their models from identical files.
 
-    ``asked`` is the model that a request names, which a server uses in place of its own, or None. Names are compared without the publisher,
-    and whatever separates the words: ``Qwen/Qwen2.5-0.5B-Instruct`` equals ``Qwen2.5 0.5B Instruct``.
+    ``asked`` is the model that a request names, which a server uses in place of its own, or None. The comparison ignores the publisher and
+    the characters between words, so ``Qwen/Qwen2.5-0.5B-Instruct`` equals ``Qwen2.5 0.5B Instruct``.
     """
     names = _plain_name(one, asked), _plain_name(other, asked)
     marks = _content_mark(one, asked), _content_mark(other, asked)

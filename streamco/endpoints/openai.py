@@ -1,7 +1,7 @@
 """The endpoint for any server with OpenAI's chat, completions or Responses API.
 
-Providers differ in details (``providers``). What is known about them is data, what a server refuses is recorded, and an unknown server is
-asked what it is. The file is longer than others, because the form of each request depends on everything that is known about the server.
+Providers differ in details (``providers``). The known differences are kept as data, refusals are recorded, and an unknown server is asked
+what it is. This file is longer than others, because the form of each request depends on everything that is known about the server.
 """
 
 from __future__ import annotations
@@ -57,27 +57,27 @@ class OpenAIEndpoint:
 
     Args:
         model: the model's name at the server; a request's own ``model`` takes precedence.
-        base_url: the URL up to and including ``/v1``, a string or a URL object; for Azure, the resource's URL. By default the provider's,
-            or else ``OPENAI_BASE_URL``, or else OpenAI's.
-        api_key: the key, "" for none, or a sync or async function that returns the key for each request. By default the provider's
-            variable (``OPENAI_API_KEY``, ``DEEPSEEK_API_KEY``, ``OPENROUTER_API_KEY``, ``AZURE_OPENAI_API_KEY`` ...). Loopback servers
-            need none.
+        base_url: the URL up to and including ``/v1``, a string or a URL object; for Azure, the resource's URL. By default the provider's
+            URL, or else ``OPENAI_BASE_URL``, or else OpenAI's.
+        api_key: the key, "" for none, or a sync or async function that returns the key for each request. By default it is read from the
+            provider's variable (``OPENAI_API_KEY``, ``DEEPSEEK_API_KEY``, ``OPENROUTER_API_KEY``, ``AZURE_OPENAI_API_KEY`` ...). Loopback
+            servers need none.
         organization, project: the ids of the OpenAI organisation and project that pay; "" for none. By default ``OPENAI_ORG_ID`` and
             ``OPENAI_PROJECT_ID``, for OpenAI only.
         name: a name that is unique within a client; by default provider and model.
-        provider: a name in ``streamco.endpoints.known_servers.providers``; None to find it by the host.
+        provider: the provider's name in ``streamco.endpoints.known_servers.providers``; None to find it by the host.
         api: "chat", "completions" (text in, text out, for base models) or "responses", which can't continue another endpoint's answer.
         timeouts: limits by phase, in seconds.
         retry: retries before the first token.
         limits: largest sizes that are accepted from the server.
         prices: US dollars per token; by default the known prices of common models.
-        capabilities: all capabilities of the model, or a dict of single ones that override the provider's usual ones, or None.
+        capabilities: all capabilities of the model, or a dict of those that differ from what is usual for the provider, or None.
         tokenizer: a local model that may have the same vocabulary, usually the client's device. ``probe`` compares how both read a sample.
-            If they agree, answers are handed over by token ids in both directions; otherwise, or if it is None, by text.
+            If they agree, answers are handed over as token ids in both directions; otherwise, or if it is None, as text.
         session: an aiohttp session to use and leave open, with its proxies and certificates, but not its time limits (``timeouts`` apply).
             None to create one.
         headers: headers sent with every request.
-        probe: True to ask a server whose URL isn't known what it is, during the first answer that it doesn't write; see ``identify``.
+        probe: True to ask a server at an unknown URL what it is, during the first answer that another endpoint writes; see ``identify``.
         rng: random generator for the jitter of retries; by default one with a random seed.
 
     Raises:
@@ -86,7 +86,7 @@ class OpenAIEndpoint:
 
     kind: Kind = "server"
     _key_header: str | None = None
-    """Name of the header that has the key, by default the provider's."""
+    """Name of the header that has the key; None means the provider's."""
 
     def __init__(
         self,
@@ -166,12 +166,12 @@ class OpenAIEndpoint:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities as declared, or else the provider's usual ones; ``probe`` adds what the server says."""
+        """The declared capabilities, or else the provider's usual ones; ``probe`` adds what the server reports."""
         return self._capabilities
 
     @property
     def prices(self) -> TokenPrices:
-        """Prices as given, or else the known prices of common models, or else all None."""
+        """The given prices, or else the model's known prices; all None if neither exists."""
         return self._prices
 
     @property
@@ -219,38 +219,38 @@ class OpenAIEndpoint:
         return stream
 
     def count_tokens(self, request: Request) -> int | None:
-        """Return the number of prompt tokens by tiktoken, or None if it isn't here, lacks the model's file or can't count this prompt."""
+        """Return the number of prompt tokens as tiktoken counts them, or None if it isn't installed or can't count this prompt exactly."""
         is_own = request.model in {None, self.model} and not self._address.provider.is_self_hosted
         return self._counter.count_prompt(request) if is_own or request.prompt_ids is not None else None
 
     def estimate_tokens(self, request: Request) -> int | None:
-        """Return about how many tokens the prompt has, by a related vocabulary or its size in bytes, or None if it has images."""
+        """Return roughly how many tokens the prompt has, from a related vocabulary or its size in bytes, or None if it has images."""
         return self._counter.estimate(request)
 
     def count_text(self, text: str) -> TextCount | None:
-        """Return the number of tokens of a text, or None if tiktoken isn't installed or has no file of the model's own vocabulary."""
+        """Return the number of tokens in a text, or None if tiktoken isn't installed or has no file with the model's own vocabulary."""
         tokens = self._counter.count_exactly(text)
         return None if tokens is None else TextCount(tokens, self._counter.name)
 
     def credentials(self) -> tuple[str, ApiKey]:
-        """Return the base URL and the key as given ("" for none), for another protocol with the same server."""
+        """Return the base URL and the key as given ("" for none), for using another protocol with the same server."""
         return self._address.base_url, self._key.given
 
     async def models(self) -> list[str]:
         """Return the ids of the models that the server offers.
 
         Raises:
-            EndpointError: the server doesn't say.
+            EndpointError: the server doesn't send a list.
         """
         return list(identify(await self._get_json(self._address.url("/models")), {}, model=self.model).models)
 
     async def check_access(self) -> EndpointError | str | None:
         """Request the list of models, and return a problem that will or may make answers fail, or None if none is known.
 
-        Nothing is sent without a key, or to a provider without such a list. A valid key that just may not list models isn't a problem.
+        Nothing is sent without a key, or to a provider without such a list. A valid key that may not list models counts as no problem.
 
         Returns:
-            The error if the server rejects the key (401, 403) or can't be reached; a clause if the list lacks the model.
+            The error if the server rejects the key (401, 403) or can't be reached, or a clause for a message if the list lacks the model.
         """
         if not self._key or not self._address.provider.lists_models:
             return None
@@ -261,7 +261,7 @@ class OpenAIEndpoint:
         return self.lacks_model(identify(models, {}, model=self.model).models)
 
     def lacks_model(self, listed: Sequence[str]) -> str | None:
-        """Return a clause if a list of models lacks this endpoint's model; None if it has it, or if this server accepts other names."""
+        """Return a clause for a message if a list of models lacks this one, or None if it is listed or the server accepts any name."""
         names = {self.model, f"{self.model}:latest"}
         if not listed or not names.isdisjoint(listed) or not self._address.provider.goes_by_list:
             return None
@@ -269,7 +269,7 @@ class OpenAIEndpoint:
 
     @property
     def is_unknown(self) -> bool:
-        """True if ``identify`` may find out more: the server wasn't asked, its URL isn't a provider's, and capabilities are undeclared."""
+        """True if ``identify`` may find out more, because the server's URL isn't a provider's and it hasn't been asked what it is."""
         return self._is_unknown
 
     @property
@@ -278,13 +278,14 @@ class OpenAIEndpoint:
         return bool(self._answers.get().streams)
 
     async def identify(self) -> ServerInfo:
-        """Find out what a server is without disturbing it, and adapt to that; a client calls this during its first answer.
+        """Find out what a server is without disturbing it, and adapt to the result. A client calls this during its first answer.
 
-        Sends only ``GET /models`` and, if the response doesn't tell the kind, a GET to four other paths. Redirects aren't followed, and no
-        text is sent. Capabilities are only added: whatever was sent before (tools, images, JSON, ``n``) is still sent.
+        Sends only ``GET /models`` and, if the response doesn't show the kind, a GET to four other paths. Redirects aren't followed, and no
+        text is sent. Capabilities are only added, so whatever was sent before (tools, images, JSON, ``n``) is still sent.
 
         Raises:
-            EndpointError: it doesn't say. After a 4xx status, unless it was busy, it shouldn't be asked again: ``is_unknown`` is False.
+            EndpointError: the server doesn't say what it is. After a status that isn't temporary, such as 404, ``is_unknown`` is False,
+                because asking again wouldn't help.
         """
         try:
             models = await self._get_json(self._address.url("/models"), redirects=False)
@@ -318,7 +319,7 @@ class OpenAIEndpoint:
         return info
 
     async def _ask_paths(self, paths: Sequence[str], *, redirects: bool = True) -> dict[str, Any]:
-        """Return the JSON of each of the server's own paths that returns some."""
+        """Request several of the server's own paths, and return the JSON of each one that returns JSON, by path."""
         asked = (self._get_json(self._address.root_url(path), redirects=redirects) for path in paths)
         facts = {}
         for path, answer in zip(paths, await asyncio.gather(*asked, return_exceptions=True), strict=True):
@@ -335,7 +336,7 @@ class OpenAIEndpoint:
 
     @property
     def _usual_capabilities(self) -> Capabilities:
-        """The capabilities as declared, or else the provider's; with the Responses API, without the ability to continue an answer."""
+        """The declared capabilities, or else the provider's, which for the Responses API don't include continuing an answer."""
         usual = self._address.provider.capabilities
         if self.api == "responses":
             usual = msgspec.structs.replace(usual, continuation="none", pre_copy="none", takes_token_ids=False, choices=False)
@@ -360,7 +361,7 @@ class OpenAIEndpoint:
         return info
 
     def _apply(self, info: ServerInfo, *, only_adds: bool = False) -> None:
-        """Adapt to what a server says. With ``only_adds`` everything that was sent before is still sent."""
+        """Adapt to what a server reports. With ``only_adds``, everything that was sent before is still sent."""
         if self._address.provider is GENERIC and info.kind != GENERIC.name:
             provider, before = find_provider(info.kind), self._capabilities
             self._address = msgspec.structs.replace(self._address, provider=provider)
@@ -387,7 +388,7 @@ class OpenAIEndpoint:
         Args:
             error: the refusal.
             call: the request that was refused.
-            changes: what was left out of this request, by form, as sentences; this adds to it.
+            changes: sentences, by form, that say what was left out of this request; this method adds to them.
         """
         transfer = self._transfer
         if transfer is not None and error.status == 400 and PACKED_FIELD in error.body:
@@ -486,7 +487,7 @@ class OpenAIEndpoint:
         return is_same and request.prompt_ids is None and request.model in {None, self.model}
 
     def _extra(self, request: Request) -> Mapping[str, Any]:
-        """Return the additional fields; token ids are requested if another endpoint may understand them."""
+        """Return the request's additional fields, which ask for token ids if another endpoint may understand them."""
         provider, logprobs = self._address.provider, request.extra.get("logprobs")
         if self._capabilities.vocabulary is None or not provider.has_token_ids:
             return request.extra
@@ -545,7 +546,7 @@ class OpenAIEndpoint:
         """Request a path below the server's root, outside the API, with a POST if there is a body or else a GET, and return the JSON.
 
         Raises:
-            EndpointError: there was no response, an error status, or the body isn't JSON.
+            EndpointError: there was no response, its status isn't 200, or its body isn't JSON.
         """
         return await self._get_json(self._address.root_url(path), body)
 
@@ -557,7 +558,7 @@ class OpenAIEndpoint:
         return await self._client.get_json(parse_url(url), headers=headers, body=sent, max_bytes=limit, redirects=redirects)
 
     async def _key_headers(self, given: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the header with the key. If the caller's headers already have that header, the key isn't asked for."""
+        """Return the header with the key, or {} without reading the key if the caller's headers already have that header."""
         name = self._key_header or self._address.provider.key_header
         if name.lower() in self._own_headers or has_header(given, name):
             return {}

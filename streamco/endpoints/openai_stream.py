@@ -1,8 +1,8 @@
 """One streamed answer over HTTP: connecting with retries, reading, ending, cancelling.
 
-Opening (connecting, waiting for the head, retrying) runs in a task, so that a cancelled ``receive`` loses nothing. From then on ``receive``
-reads the socket itself: one network read, one parse, one event. Chunks before the first content (role, prompt filters) are held back until
-it arrives. Until then a failed request can be retried, because the reader has seen nothing.
+Opening (connecting, waiting for the headers, retrying) runs in a task, so that a cancelled ``receive`` loses nothing. After that,
+``receive`` reads the socket itself: one network read, one parse, one event. Chunks before the first content (role, prompt filters) are held
+back until it arrives. Until then a failed request can be retried, because the reader has seen nothing.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ class StreamCall(Struct, frozen=True):
     Args:
         url: the request's URL.
         headers: the request's headers.
-        body: JSON, or the type that the headers say.
-        api: the API that body and answer belong to.
+        body: the request's body, in JSON or in the type that the headers name.
+        api: the API of the request and its answer.
         held_whitespace: whitespace that the server wasn't shown and will write again, or "".
         codec: unpacks the ids of a MessagePack answer; None if the headers don't accept MessagePack.
         choices: number of choices requested.
-        unstreamed: what the server can't stream, so that the request asks for a whole answer, or "" if it asks for a stream.
+        unstreamed: what the server can't stream, in words, if the request therefore asks for a whole answer; "" if it asks for a stream.
         is_graded: True to read log-probabilities from the answer, which show how sure the model was.
         strips_logprobs: True to remove them from the answer, because the caller hasn't requested them.
     """
@@ -93,10 +93,10 @@ class _Opener:
     """Sends one stream's request, and retries if that may help; owned by ``OpenAIStream``.
 
     Args:
-        client: the HTTP client, which may not be started yet.
+        client: the HTTP client, which may not have been started yet.
         prepare: builds the call; called for each attempt.
         refine: called with each error status and its call; returns True if ``prepare`` will now build a call that avoids the error.
-        retries: decides on the retries of this request.
+        retries: decides whether this request is retried.
         timeouts: ``connect``, in seconds.
     """
 
@@ -118,7 +118,7 @@ class _Opener:
         self._prepare = prepare
         self._refine = refine
         self.changes: Mapping[str, str] = {}
-        """What was left out of the request after a refusal, as sentences; ``refine`` adds to it."""
+        """Sentences that say what was left out of the request after a refusal; ``refine`` adds to them."""
         self._retries = retries
         self._refined = 0
         self.call: StreamCall | None = None
@@ -194,7 +194,7 @@ class _End:
         self._was_given = False
 
     def give(self, name: str) -> StreamEnded:
-        """Return the end the first time.
+        """Return the end of the stream; works only once.
 
         Raises:
             Exception: the error that the stream failed with.
@@ -270,7 +270,7 @@ class OpenAIStream:
         return self._receive(repeats=False)
 
     def receive_repeats(self) -> Coroutine[Any, Any, TokensReceived | TextRepeated | StreamEnded]:
-        """Do the same as ``receive``, but return a read that repeats an earlier one except for its text as ``TextRepeated``."""
+        """Do the same as ``receive``, but return ``TextRepeated`` for a read that differs from an earlier one only in its text."""
         return self._receive(repeats=True)
 
     @overload
@@ -339,7 +339,7 @@ class OpenAIStream:
 
     @property
     def on_retry(self) -> OnRetry | None:
-        """Callback before the request is retried, or None; see ``watch_retries``."""
+        """Function that is called before the request is retried, or None; see ``watch_retries``."""
         return self._opener.on_retry
 
     @on_retry.setter
@@ -358,11 +358,11 @@ class OpenAIStream:
 
     @property
     def idle(self) -> float:
-        """Seconds so far in which no task waited; see ``idle_of``."""
+        """Seconds so far in which no task was waiting for the stream; see ``idle_of``."""
         return self._watchdog.idle
 
     def charge(self, seconds: float) -> None:
-        """Count seconds of a pause towards the limit for the whole answer."""
+        """Count the seconds of a pause towards the limit for the whole answer."""
         self._watchdog.charge(seconds)
 
     def written(self) -> Written:
@@ -463,7 +463,7 @@ class OpenAIStream:
         return chunks, self._parser.tokens
 
     def _handle_read_error(self, failure: Exception, *, has_begun: bool) -> list[ChatCompletionChunk]:
-        """End the stream after a failed read: the connection was lost or closed, or a time limit was exceeded. Return chunks still held."""
+        """End the stream after a failed read, because of a lost connection or an exceeded time limit; return the last chunks, if any."""
         if self._is_closed:
             raise StreamClosed(f"{self._name}: expected an open stream, got a receive while it was cancelled")
         parser = self._parser
@@ -518,7 +518,7 @@ class OpenAIStream:
         self._on_over(self)
 
     def _expire(self, error: EndpointTimeoutError) -> None:
-        """End the waiting because a time limit was exceeded; ``receive`` then finds the error."""
+        """Stop waiting because a time limit was exceeded; ``receive`` then finds the error."""
         error.endpoint = self._name
         self._expired = error
         if self._opening is not None:

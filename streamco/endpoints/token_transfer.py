@@ -51,7 +51,7 @@ class TokenTransfer(Struct, frozen=True):
 
 
 def is_client_error(status: int) -> bool:
-    """Return True for a 4xx status that means a bad request, not one about the key, payment, address, time or load."""
+    """Return True for a 4xx status that means a bad request rather than a problem with the key, payment, address, time or load."""
     return 400 <= status < 500 and status not in _OTHER_REASONS
 
 
@@ -66,7 +66,7 @@ def is_refused_form(call: StreamCall, status: int) -> bool:
 
 
 def smaller(packed: StreamCall, text: StreamCall) -> StreamCall:
-    """Return the call with fewer bytes on the wire, head and body together; the packed one if they are equal."""
+    """Return the call with fewer bytes on the wire, headers and body together; the packed one if they are equal."""
     return packed if _wire_size(packed) <= _wire_size(text) else text
 
 

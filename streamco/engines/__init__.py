@@ -1,4 +1,4 @@
-"""Engines: each runs a model in a thread. The names that a program needs from them are exported here."""
+"""Engines, each of which runs a model in its own thread. This package exports the names that programs need."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Drafts for an engine's own answers: proposals that its next batch verifies along with the answers' next tokens (DSD's fused mode).
+"""Drafts for an engine's own answers: proposed tokens, verified in the engine's next batch with each answer's next token (DSD: fused mode).
 
-Each row of the batch is drawn as usual, so an answer is what it would be without drafts, even if it is sampled: a draft token that differs
-from the drawn one is dropped, with those after it. The engine's price list says how long a batch takes. How often proposals are right is
-learned, also from those that weren't verified. What drafts really gain is measured, and decides whether there are any. All of this belongs
-to the engine's thread.
+The engine draws from each row of the batch as usual, so drafts don't change an answer, even if it is sampled: a draft token that differs
+from the drawn one is dropped, along with the tokens after it. The engine's row costs say how long a batch takes. How often proposals are
+right is learned, even from tokens that weren't verified. The measured gain decides whether there are any drafts. Everything here runs on
+the engine's thread.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from streamco.profiles.row_costs import RowCosts
 __all__ = ["BatchDrafts", "DraftSource", "LookupSource", "Proposal"]
 
 LONGEST = 15
-"""Maximum number of an answer's draft tokens in a batch."""
+"""Maximum number of draft tokens that an answer may have in a batch."""
 
 _MEMORY = 0.98  # weight of an event after the next one
-_PRIOR_EVENTS = 4.0  # as which ``match_confidence`` counts
-_PIECE = 1024  # tokens of a text that are searched per batch, in a millisecond
+_PRIOR_EVENTS = 4.0  # number of events that ``match_confidence`` counts as
+_PIECE = 1024  # tokens of a text that are searched per batch, which takes a millisecond
 _FIRST_GAIN = 1.2  # ratio of tokens per second with drafts to those without, until it is known
-_GAIN_WEIGHT = 0.05  # of a batch
-_REFRESH = 32  # batches with drafts after which one has none, to measure the time without
+_GAIN_WEIGHT = 0.05  # weight of one batch
+_REFRESH = 32  # after this many batches with drafts, one batch has none, to measure the time without them
 _ODD = 4.0  # a batch without drafts counts as a fourth to four times the list's seconds: beyond that it was disturbed
 _TRIALS = 0.01  # share of the time that may be lost to see whether drafts pay again, while it looks as if they didn't
 _MOST_TRIALS = 4.0  # how many batches' worth of that time may be saved up
@@ -40,12 +40,12 @@ _TRIAL = 4  # tokens of a trial draft
 
 
 class Proposal(Struct, frozen=True):
-    """What may come next in an answer.
+    """Tokens that are proposed as the continuation of an answer.
 
     Args:
         tokens: their ids.
-        chances: for each token, the chance that it and all before it are accepted, 0..1.
-        evidence: the evidence for each: its probability at a draft model, or how many tokens before it were the same.
+        chances: for each token, the chance that it and all tokens before it are accepted, 0..1.
+        evidence: for each token, its probability in the draft model, or how many tokens before it matched.
     """
 
     tokens: Sequence[int] = ()
@@ -54,15 +54,15 @@ class Proposal(Struct, frozen=True):
 
 
 class DraftSource(Protocol):
-    """A source of proposals."""
+    """The interface of a source of proposals."""
 
     @property
     def acceptance(self) -> float | None:
-        """Chance that a proposed token is accepted if all before it are; None if proposals take no time and so are always made."""
+        """Chance that a proposed token is accepted if all tokens before it are; None if proposals take no time and so are always made."""
         ...
 
     def step(self, answers: int) -> float:
-        """Return the seconds that proposing one token for each of this many answers takes."""
+        """Return how many seconds it takes to propose one token for each of this many answers."""
         ...
 
     def propose(self, answers: Sequence[RunningGeneration], longest: int, token_seconds: float) -> list[Proposal]:
@@ -71,10 +71,10 @@ class DraftSource(Protocol):
         Args:
             answers: the answers in the next batch.
             longest: maximum number of tokens for each.
-            token_seconds: seconds that a token takes without drafts, which each additional one must be worth.
+            token_seconds: seconds that a token takes without drafts; a longer proposal must be likely to save more time than it takes.
 
         Raises:
-            EngineError: it can no longer propose anything.
+            EngineError: the source can no longer propose anything.
         """
         ...
 
@@ -85,12 +85,12 @@ class DraftSource(Protocol):
             answer: the answer that they were proposed for.
             proposal: the proposal.
             right: how many of its first tokens were drawn.
-            is_wrong: True if the next one wasn't drawn; False if that isn't known.
+            is_wrong: True if the next token wasn't drawn; False if that isn't known.
         """
         ...
 
     def forget(self, answer: RunningGeneration) -> None:
-        """Discard what was kept for an answer."""
+        """Discard everything that was kept for an answer."""
         ...
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class DraftSource(Protocol):
 
 
 class LookupSource:
-    """Proposes what followed an earlier occurrence of the answer's last tokens, in its prompt or in the answer itself."""
+    """Proposes the tokens that followed an earlier occurrence of the answer's last tokens, in its prompt or in the answer itself."""
 
     acceptance = None
 
@@ -108,11 +108,11 @@ class LookupSource:
         self._accepted = [DecayedRatio(_MEMORY, match_confidence(length), _PRIOR_EVENTS) for length in range(LONGEST_MATCH + 1)]
 
     def step(self, answers: int) -> float:
-        """Return 0, because a step takes no time."""
+        """Return 0, because looking up one more token takes no time."""
         return 0.0
 
     def propose(self, answers: Sequence[RunningGeneration], longest: int, token_seconds: float) -> list[Proposal]:
-        """Return what followed the longest match of each answer's last tokens, or nothing until its prompt has been searched."""
+        """Return the tokens that followed the longest match of each answer's last tokens; none until its prompt has been searched."""
         return [self._propose(answer, longest) for answer in answers]
 
     def _propose(self, answer: RunningGeneration, longest: int) -> Proposal:
@@ -147,17 +147,17 @@ class LookupSource:
 class BatchDrafts:
     """Chooses the draft tokens of each batch.
 
-    Whether drafts pay is measured separately for each number of rows without drafts: tokens per second with drafts (including the time to
-    propose them), divided by tokens per second without. While that ratio is below 1, a hundredth of the time may be lost in batches that
-    test whether it has changed.
+    Whether drafts pay off is measured separately for each number of rows that a batch has without them. The measure is tokens per second
+    with drafts (including the time to propose them), divided by tokens per second without. While it is below 1, up to one percent of the
+    time may be lost in batches that test whether it has changed.
 
     Args:
         source: the source of proposals; ``close`` closes it.
         costs: seconds that a batch takes, by its number of rows.
-        most: rows of the largest batch.
-        longest: maximum number of an answer's draft tokens in a batch.
-        padding: additional rows, besides its own, that each answer takes in a batch even without drafts.
-        clock: seconds, monotonic.
+        most: maximum number of rows in a batch.
+        longest: maximum number of draft tokens that an answer may have in a batch.
+        padding: number of rows that each answer takes in a batch in addition to its own, even without drafts.
+        clock: returns monotonic time in seconds.
 
     Attributes:
         clock: the given clock.
@@ -194,7 +194,7 @@ class BatchDrafts:
 
         Args:
             answers: the answers in the batch.
-            rows: their number plus the number of other rows.
+            rows: number of rows in the batch without drafts: one for each answer, and any others.
             is_allowed: False if the batch must have no drafts.
 
         Raises:
@@ -215,7 +215,7 @@ class BatchDrafts:
         return [each.tokens[:count] for each, count in zip(found, taken, strict=True)]
 
     def _length(self, rows: int, most: int) -> int:
-        """Return the maximum number of an answer's draft tokens, or 0 if drafts wouldn't pay."""
+        """Return the maximum number of an answer's draft tokens, or 0 if drafts wouldn't pay off."""
         gain = self._gains.get(rows)
         acceptance, seconds = self._source.acceptance, self._costs.seconds
         longest = self._longest
@@ -263,7 +263,7 @@ class BatchDrafts:
             self._source.record(answer, proposal, accepted, is_wrong=is_wrong)
 
     def forget(self, answer: RunningGeneration) -> None:
-        """Discard what was kept for an answer that has ended."""
+        """Discard everything that was kept for an answer that has ended."""
         self._proposals.pop(answer, None)
         self._source.forget(answer)
 

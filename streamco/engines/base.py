@@ -3,8 +3,8 @@
 An engine knows no event loop. It writes pieces into a bounded buffer per sequence and calls ``wake`` from its own thread once per burst.
 The owner of the sequence drains the buffer with ``Generation.take()``.
 
-A generation begins with a prompt and is over when it ends. A *token sequence* is held across requests: its keys and values stay in memory
-while its owner extends, truncates and forks it, and has drafts verified or written.
+A generation answers one prompt, and is then finished. A *token sequence* is held across requests: its keys and values stay in memory while
+its owner extends, truncates and forks it, and has drafts verified or generated.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = [
 ReasoningFormat = Literal["auto", "none", "deepseek"]
 
 StepTime = Callable[[int, int], float]
-"""The seconds that a step takes, from the number of sequences that decode a token in it and the number of prefill tokens."""
+"""Returns how many seconds a step takes, given the number of sequences that decode a token in it and the number of prefill tokens."""
 
 
 class EngineOptions(Options, frozen=True, kw_only=True):
@@ -68,10 +68,10 @@ class EngineOptions(Options, frozen=True, kw_only=True):
     held_sequences: int = 0  # token sequences held at once, in addition to ``max_sequences`` generations
     held_tokens: int | None = None  # tokens that these may keep together; None for ``context_tokens`` each, as always in exact mode
     private: bool = False  # held sequences share what they have read only with sequences of the same label; if False, all share with all
-    separate: bool = False  # memory for a whole context each, so that no sequence slows another down; always so in exact mode
+    separate: bool = False  # each sequence has memory for a whole context, so that none slows another down; always so in exact mode
     # measure at load, in about two seconds, what batches of 1 to 32 rows cost (``row_costs``), once for each machine, build and file
     measure_rows: bool = False
-    # layers whose attention ``Prediction.importance`` is (``streamco.policies.importance.LAYERS``); -1 is the last; () for none, at no cost
+    # layers whose attention gives ``Prediction.importance`` (``streamco.policies.importance.LAYERS``); -1 is the last; () reads none
     attention_layers: tuple[int, ...] = ()
     reasoning_format: ReasoningFormat = "auto"
     # drafts for the engine's own answers, where they pay: "lookup" drafts from earlier text in the prompt or answer; or the GGUF file of a
@@ -112,7 +112,7 @@ class GenerationTimings(Struct, frozen=True, kw_only=True):
     accepted_tokens: int = 0  # draft tokens that were also drawn; a stop string may cut off the last ones
 
     def usage(self) -> CompletionUsage:
-        """Return the token counts as OpenAI's usage; cached tokens are the ones found in the KV cache."""
+        """Return the token counts as a ``usage`` object like OpenAI's; cached tokens are the ones found in the KV cache."""
         return CompletionUsage(
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
@@ -122,7 +122,7 @@ class GenerationTimings(Struct, frozen=True, kw_only=True):
 
 
 class GenerationEnd(Struct, frozen=True):
-    """End of a generation, with the reason: stop (end token or stop string), length, cancelled or error."""
+    """The end of a generation and the reason for it: stop (end token or stop string), length, cancelled or error."""
 
     reason: str
     timings: GenerationTimings
@@ -139,7 +139,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     prefill_only: bool = False  # only leave the prompt in the KV cache and end with reason length
     max_buffered: int | None = None  # tokens generated but not yet taken at which the sequence is parked; at most ``ring_tokens``
-    owner: str | None = None  # what is in memory is found again only for the same owner
+    owner: str | None = None  # prompts that are still in memory are reused only for the same owner
     grammar: str | None = None  # a JSON schema, as text, that the answer must match; None for any text
     begun: bytes = b""  # the beginning of the JSON, with which the prompt ends
     pending_bytes: bytes = b""  # beginning of a code point at the prompt's end: the first piece's text has the whole code point
@@ -152,7 +152,7 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
     vocabulary_size: int
     vocabulary: str  # fingerprint
     context_tokens: int  # 0 if the file doesn't say
-    has_chat_template: bool  # and one that can be used
+    has_chat_template: bool  # True only if it can be used
     parameters: int
     layers: int
     width: int  # d_model
@@ -180,7 +180,7 @@ class Generation(Protocol):
     def pause(self) -> None:
         """Ask the engine to compute nothing until ``resume``, and to keep what it has. Never blocks.
 
-        The token in progress may still come. An engine may continue if others wait for the place.
+        The token in progress may still come. An engine may continue if other generations are waiting for the place.
         """
         ...
 
@@ -190,7 +190,7 @@ class Generation(Protocol):
 
 
 class TokenVocabulary(Protocol):
-    """The token ids of a model and their text; every engine is one."""
+    """The token ids of a model and their text. Every engine implements it."""
 
     @property
     def info(self) -> ModelInfo:
@@ -283,10 +283,10 @@ class Prediction(Struct, frozen=True, kw_only=True):
 
 
 class RowReader(Protocol):
-    """Reads the rows of one verification instead of the engine."""
+    """Makes predictions from the rows of one verification, in place of the engine."""
 
     def read_row(self, logits: NDArray[np.float32], position: int, token: int | None, /) -> Prediction:
-        """Return the prediction of one row. Called from the engine's thread with each row in turn; must be quick.
+        """Return the prediction made from one row of logits. Called from the engine's thread with each row in turn; must be quick.
 
         Args:
             logits: logits of the model, shape (vocabulary,); the next batch overwrites them.
@@ -300,7 +300,7 @@ class RowReader(Protocol):
 
 
 class TaskTimings(Struct, frozen=True, kw_only=True):
-    """Durations of one task in seconds, and its rows."""
+    """Durations of one task in seconds, and the number of rows decoded for it."""
 
     queued_s: float  # from the request until its first batch
     compute_s: float  # from its first batch to its end, other work in between included
@@ -309,7 +309,7 @@ class TaskTimings(Struct, frozen=True, kw_only=True):
 
 
 class TaskEnd(Struct, frozen=True):
-    """End of a task, with the reason: done, stop (a draft reached an end token), cancelled, evicted (its sequence is gone) or error."""
+    """The end of a task and the reason: done, stop (a draft reached an end token), cancelled, evicted (its sequence is gone) or error."""
 
     reason: str
     timings: TaskTimings
@@ -317,7 +317,7 @@ class TaskEnd(Struct, frozen=True):
 
 
 class StepPace(Protocol):
-    """Decides when the results of an engine's steps may be shown: the hook for imposing other times than the hardware's.
+    """Decides when the results of an engine's steps may be shown, so that steps can be made to take longer than the hardware needs.
 
     ``streamco.emulation`` has an implementation that imitates a larger model. The engine's thread calls all methods.
     """
@@ -328,22 +328,22 @@ class StepPace(Protocol):
         ...
 
     def begin_round(self, *, was_idle: bool) -> None:
-        """Begin a step. ``was_idle`` tells if the engine had no work before it."""
+        """Begin a step. ``was_idle`` is True if the engine had no work before it."""
         ...
 
     def due(self, rows: int, prefill_tokens: int, *, started: float, now: float, requested: float = ...) -> float:
         """Return when the results of this decode may be shown, in seconds on the clock of the arguments.
 
         Args:
-            rows: sequences that decoded a token.
-            prefill_tokens: prompt tokens decoded.
+            rows: number of sequences that decoded a token.
+            prefill_tokens: number of prompt tokens decoded.
             started, now: times when the decode began and ended.
-            requested: time when the latest of its work was requested.
+            requested: time when the most recent work in it was requested.
         """
         ...
 
     def end_early(self, now: float) -> None:
-        """End the step at ``now``, because no work waits for it."""
+        """End the step at ``now``, because no work is waiting for it any more."""
         ...
 
 
@@ -360,7 +360,7 @@ class SequenceTask(Protocol):
     def cancel(self) -> None:
         """Ask to stop; ``take`` gives the end with reason ``cancelled`` soon after. Idempotent, never blocks.
 
-        The sequence is then as it was before the task, except that a draft keeps the tokens it has drawn, which their predictions name.
+        The sequence is then as it was before the task, except that a draft keeps the tokens for which it has given predictions.
         """
         ...
 
@@ -368,12 +368,12 @@ class SequenceTask(Protocol):
 class TokenSequence(Protocol):
     """Token ids with keys and values that stay in the engine's memory from one request to the next.
 
-    Tasks of one sequence run in the order of the requests; tasks of several sequences run together. No method blocks; all of them belong
-    to one consumer thread. If a task is cancelled or fails, so do the tasks that were requested before its end was taken, because they
-    would run on ids that aren't there.
+    Tasks of one sequence run in the order in which they were requested; tasks of different sequences run together. No method blocks; all
+    of them belong to one consumer thread. If a task is cancelled or fails, so do later tasks that were requested before its end was taken,
+    because they would run on ids that aren't there.
 
-    The last id is decoded only with the next batch that needs what follows it. So truncating a sequence and adding one token cost
-    nothing: a round of speculation is ``truncate``, ``extend`` by the corrected token, ``verify``, and one decode.
+    The last id isn't decoded until a batch needs the logits after it. So truncating a sequence and adding one token cost nothing: a round
+    of speculation is ``truncate``, ``extend`` by the corrected token, and ``verify``, which together take one decode.
     """
 
     def extend(
@@ -382,7 +382,7 @@ class TokenSequence(Protocol):
         """Add ids at the end, as a partial prefill in chunks of at most 32.
 
         Args:
-            ids: the ids to add. A task that comes before a sequence's first id ends with an error.
+            ids: the ids to add. The first task of a sequence must add some, or it ends with an error.
             wake: called from the engine's thread once per burst and at the end; may be None.
             top: number of alternatives in a prediction of the token after the last id; 0 for no prediction.
             sampling: the options that ``Prediction.drawable`` applies.
@@ -401,9 +401,9 @@ class TokenSequence(Protocol):
         ...
 
     def fork(self, length: int | None = None) -> TokenSequence:
-        """Return a sequence that begins with the first ``length`` ids (by default all) as they are when all earlier tasks are done.
+        """Return a new sequence with the first ``length`` ids (by default all) that this one has once all earlier tasks are done.
 
-        It shares the memory of the common ids (in exact mode it gets a copy) and takes its own place. If every other place is busy,
+        It shares the memory of the common ids (in exact mode it gets a copy), but takes a place of its own. If every other place is busy,
         its tasks end with an error.
         """
         ...
@@ -423,20 +423,20 @@ class TokenSequence(Protocol):
         reader: RowReader | None = None,
         parents: Sequence[int] = (),
     ) -> SequenceTask:
-        """Predict each id of a draft and the id after the last, which makes one prediction more than the draft has ids.
+        """Predict each id of a draft and the id that follows the draft, which is one prediction more than the draft has ids.
 
-        It takes one batch if there are at most 32 rows. The draft stays at the end of the sequence; ``truncate`` it to what is accepted.
-        Of a tree, the longest path stays. If the next ids continue along another path, they are found in memory.
+        This takes one batch if there are at most 32 rows. The draft stays at the end of the sequence; call ``truncate`` to remove the part
+        that isn't accepted. If the draft is a tree, its longest path stays. If the next ids follow another path, they are found in memory.
 
         Args:
-            draft_ids: the ids that a smaller model proposes, perhaps none.
+            draft_ids: the ids that a smaller model proposes; may be empty.
             wake: see ``extend``.
             given: ids between the sequence and the draft that need no verification; they stay too.
             top: alternatives for each position; 0 for only ``Prediction.greedy``, which is cheapest.
             sampling: the options that ``probability`` and ``drawable`` apply; ``max_tokens``, ``stop`` and ``seed`` are ignored.
             reader: makes the predictions, and then ``top`` and ``sampling`` are ignored; if None, the engine makes them.
             parents: parent of each id, which makes the draft a tree (``streamco.policies.drafts.tree_acceptance``) of at most 31 ids and
-                ``HoldingEngine.draft_paths`` paths; empty for a chain. The predictions are in the order of nodes, and name no ids.
+                ``HoldingEngine.draft_paths`` paths; empty for a chain. The predictions are in the order of nodes, without ``token``.
         """
         ...
 
@@ -450,17 +450,17 @@ class TokenSequence(Protocol):
         row_ids: int = 0,
         sampling: SamplingOptions = ...,
     ) -> SequenceTask:
-        """Generate up to ``count`` tokens, one prediction each; fewer if the context ends or an end token comes, which is kept.
+        """Generate up to ``count`` tokens, with a prediction for each. Stops early at the end of the context or after an end token.
 
         Drafts of several sequences, forks included, are decoded together.
 
         Args:
             count: number of tokens, at least 1.
             wake: see ``extend``.
-            ids: added to the sequence first, in the batch that gives the first token; they stay once a token was drawn after them.
+            ids: ids to add to the sequence first, in the batch that gives the first token; they stay once a token is drawn after them.
             top: alternatives for each position; ``likeliest`` has at least two, for ``margin``.
             row_ids: number of ids in ``Prediction.row``, at most 255. Tokens are then drawn from its whole-number weights. 0 for no row.
-            sampling: how tokens are drawn; ``seed`` holds for this draft alone.
+            sampling: how tokens are drawn; ``seed`` applies to this draft alone.
         """
         ...
 
@@ -482,7 +482,7 @@ class HoldingEngine(Engine, Protocol):
 
     @property
     def held_tokens(self) -> int:
-        """Number of tokens that all held sequences together may keep."""
+        """Maximum number of tokens that all held sequences may keep together."""
         ...
 
     @property
@@ -491,9 +491,9 @@ class HoldingEngine(Engine, Protocol):
         ...
 
     def row_costs(self) -> Mapping[int, float]:
-        """Return the seconds that a batch of verification rows takes without load, by its number of rows from 1, or {} if not known.
+        """Return how many seconds a batch of verification rows takes if nothing else runs, by number of rows from 1; {} if not known.
 
-        Never blocks, because they are measured while the model is loaded, or imposed.
+        Never blocks, because these times are measured while the model is loaded, or imposed.
         """
         ...
 
@@ -508,19 +508,19 @@ class HoldingEngine(Engine, Protocol):
         ...
 
     def together(self) -> AbstractContextManager[None]:
-        """Submit all tasks that are requested inside together, so that they share a batch if they fit. Don't await inside."""
+        """Submit all tasks requested inside the ``with`` block at once, so that they share a batch if they fit. Don't await inside it."""
         ...
 
     def hold(self, label: Hashable = None, *, owner: str | None = None) -> TokenSequence:
-        """Return a new, empty sequence. It takes one of ``held_sequences`` places with its first ids.
+        """Return a new, empty sequence. It takes one of the ``held_sequences`` places when it gets its first ids.
 
         If no place is left, the sequence that has been idle longest is evicted: its tasks end with reason ``evicted`` from then on. To
-        continue, hold a new one and extend it by all ids; ids that have not been overwritten are found again.
+        continue, hold a new one and extend it by all of its ids; ids that have not been overwritten are found again.
 
         Args:
-            label: a hashable value; in private mode the sequence and its forks share what they have read only with sequences of the same
-                label.
-            owner: in every mode, only what sequences and generations of the same owner have read is found.
+            label: a hashable value; in private mode the sequence and its forks share what they have read only with sequences that have the
+                same label.
+            owner: in every mode, the sequence reuses only what sequences and generations of the same owner have read.
 
         Raises:
             EngineError: the engine is closed, or holds no sequences (``EngineOptions.held_sequences``).

@@ -1,10 +1,11 @@
-"""A model's chat template: it turns messages into the prompt's text.
+"""A model's chat template, which turns messages into the prompt's text.
 
 GGUF files contain Hugging Face's Jinja templates. These are untrusted programs, so they run in Jinja's sandbox, within limits of time and
 size (``llamacpp/template_sandbox.py``), with the names that transformers provides to them (``apply_chat_template``).
 
-Some templates read ``content`` as a text, others as a list of parts. A template that gets the wrong one doesn't fail, but writes a prompt
-without the words. So ``check`` renders a marked message of each role in both forms, and uses the one in which the mark appears.
+Some templates expect ``content`` to be a string, others a list of parts. A template that gets the wrong form doesn't fail, but writes a
+prompt without the message's words. So ``check`` renders a marked message of each role in both forms, and uses the one in which the mark
+appears.
 """
 
 from __future__ import annotations
@@ -112,14 +113,14 @@ class ChatTemplate:
         return self._forms[role] is not None and role not in self._refused
 
     def _form_of(self, role: str) -> Form | None:
-        """Return how a role's content is given, or None if it's left out. A role that ``check`` doesn't know has the user's form."""
+        """Return the form of a role's content, or None if the template leaves the role out. An unknown role has the user's form."""
         return self._forms.get(role, self._forms.get("user", _as_text))
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
         """Return the prompt's text.
 
         Raises:
-            PromptError: the template refused these messages or leaves one out, or they hold something other than text.
+            PromptError: the template refused these messages or leaves one out, or they contain something other than text.
         """
         plain = plain_messages(messages)
         size = sum(len(message["content"]) for message in plain)
@@ -154,10 +155,10 @@ def _as_parts(text: str) -> list[dict[str, str]]:
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return the messages as templates of text models expect them: ``content`` is a text, arguments of calls are objects.
+    """Return the messages in the form that templates of text models expect: ``content`` is a string, and arguments of calls are objects.
 
-    Text parts are joined, and the ``arguments`` of earlier calls, which come as JSON, are parsed. Anything but a JSON object stays as it
-    is.
+    Text parts are joined, and the ``arguments`` of earlier calls, which come as JSON, are parsed. Arguments that aren't a JSON object stay
+    as they are.
 
     Raises:
         PromptError: no messages, a message without a role, or a content part that isn't text.
@@ -194,7 +195,7 @@ def _part_text(part: Any, where: str) -> str:
 
 
 def _plain_calls(message: Mapping[str, Any]) -> Message:
-    """Return a message's calls with arguments that are objects."""
+    """Return a message's calls, with their arguments as objects."""
     calls, single = message.get("tool_calls"), message.get("function_call")
     plain: Message = {}
     if isinstance(calls, list | tuple):

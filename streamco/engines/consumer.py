@@ -1,4 +1,4 @@
-"""Calls between the consumer's and the engine's side of one piece of work."""
+"""Calls between the consumer of one piece of work and the engine that does it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class EngineSignals(Protocol):
     """Calls from a consumer's thread to the engine while its work runs; neither blocks."""
 
     def notify(self) -> None:
-        """Make the engine look again, because something changed on the consumer's side."""
+        """Make the engine check its work again, because something changed on the consumer's side."""
         ...
 
     def interrupt(self, work: object) -> None:
-        """Stop the running decode if all work in it was cancelled, as ``work`` now is."""
+        """Note that ``work`` was cancelled, and stop the running decode if all work in it has been."""
         ...
 
 
@@ -26,11 +26,11 @@ class Consumer:
     Such an error is the consumer's fault, so it must not end the work of others.
 
     Args:
-        wake: lets the consumer know that there is something to take; None if not needed.
+        wake: tells the consumer that there is something to take; None if not needed.
 
     Attributes:
         failure: the first error; None if there was none.
-        taken: tokens that the consumer has taken, as counted by the consumer.
+        taken: number of tokens that the consumer has taken; the consumer counts them.
     """
 
     __slots__ = ("_wake", "failure", "taken")
@@ -41,7 +41,7 @@ class Consumer:
         self.taken = 0
 
     def wake(self) -> bool:
-        """Call ``wake``. Returns False if it raised, and the work should be cancelled."""
+        """Call ``wake``. Returns False if it raised an error, in which case the work should be cancelled."""
         try:
             if self._wake is not None:
                 self._wake()

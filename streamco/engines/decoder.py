@@ -1,4 +1,4 @@
-"""Runs one decode at a time, with the rows that exact mode adds, interruption, imposed durations, and the clean-up after a failure."""
+"""Runs one decode at a time, and handles the rows that exact mode adds, interruptions, imposed durations and failures."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class SequenceWork(Protocol):
         ...
 
     def logits_needed(self, rows: int) -> int:
-        """Return how many of the next ``rows`` rows need logits; they are the last ones."""
+        """Return how many of the next ``rows`` rows need logits; it is always the last ones that do."""
         ...
 
     def record_cached(self, count: int) -> None:
-        """Count ``count`` prompt tokens as found in memory, because other work had read them."""
+        """Count ``count`` prompt tokens as found in memory, because other work has read them."""
         ...
 
     def accept(self, logits: NDArray[np.float32]) -> None:
@@ -70,7 +70,7 @@ class SequenceWork(Protocol):
         ...
 
     def end_prefill(self) -> None:
-        """End the work: the prompt is decoded, and no logits are needed."""
+        """End the work, because the prompt is decoded and no logits are needed."""
         ...
 
     def unpark(self) -> None:
@@ -101,10 +101,10 @@ class Decoder:
         context: the context to decode in. In exact mode, each slot's sequence id is followed by one for padding.
         slots: slots of that context.
         share: number of threads that compute.
-        pace: when the results of a step may be shown; None for at once.
-        exact: no row of a sequence is ever alone in a batch.
-        wait: waits the given seconds or until something arrives, and accepts it.
-        free_memory: empties unused memory; returns False if there was none.
+        pace: decides when the results of a step may be shown; None to show them at once.
+        exact: add rows so that no row of a sequence is computed alone.
+        wait: waits for the given number of seconds, or until something arrives, which it accepts.
+        free_memory: frees unused memory; returns False if there was none.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Decoder:
     # Any thread
 
     def interrupt(self, work: object) -> None:
-        """Stop the running decode if all work in it was cancelled, as ``work`` now is."""
+        """Note that ``work`` was cancelled, and stop the running decode if all work in it has been."""
         with self.lock:
             if work in self._uncancelled:
                 self._uncancelled.remove(work)
@@ -165,7 +165,7 @@ class Decoder:
             self.chunk = largest_exact_batch(self.context, min(CHUNK, self.context.rows))
 
     def time_batch(self, rows: int) -> float | None:
-        """Return the seconds that a batch of ``rows`` with logits takes in empty memory, or None if it was stopped.
+        """Return how many seconds it takes to decode ``rows`` rows with logits in empty memory, or None if the decode was stopped.
 
         Raises:
             EngineError: the model does not run.
@@ -184,10 +184,10 @@ class Decoder:
         return None if status == ABORTED else seconds
 
     def pad_batches(self, costs: Mapping[int, float]) -> None:
-        """From now on, pad batches to a size that costs less. Exact mode never pads, because sizes affect bits.
+        """From now on, pad batches to a larger size where that costs less. Exact mode never does, because the size affects the results.
 
         Args:
-            costs: seconds by number of rows.
+            costs: seconds that a batch takes, by its number of rows.
         """
         if not self._exact:
             from streamco.profiles.row_costs import padded_size  # its package needs numpy
@@ -196,7 +196,7 @@ class Decoder:
             self._padded = {count: size for count in rows if (size := padded_size(costs, count)) > count}
 
     def _pad(self, batch: Sequence[SequenceWork]) -> tuple[int, int] | None:
-        """Add rows until the batch has a cheaper size; return the sequence and the first position of these rows, or None.
+        """Add rows until the batch has a cheaper size; return their sequence and first position, or None if none were added.
 
         They follow the last row in its sequence, so no other row sees them, and their results are dropped.
         """
@@ -211,7 +211,7 @@ class Decoder:
 
     @property
     def padding_rows(self) -> int:
-        """Number of rows that are added for each work with a single row in a batch."""
+        """Number of rows that are added for each piece of work that has only one row in a batch."""
         return int(self._exact)
 
     def compute(
@@ -223,14 +223,14 @@ class Decoder:
         prefill_tokens: int = 0,
         may_retry: bool = False,
     ) -> bool:
-        """Decode the rows in the context. Returns False if that wasn't done; the KV cache is then as it was before.
+        """Decode the rows in the context. Returns False if they weren't decoded; the KV cache is then as it was before.
 
         Args:
             batch: the work that the rows belong to.
-            single: the part of it that has only one row.
-            rows: rows that decode one token of a generation or draft.
-            prefill_tokens: all other rows.
-            may_retry: if memory is short, the work continues, because its next batch has fewer rows.
+            single: the work in the batch that has only one row.
+            rows: number of rows that decode one token of a generation or draft.
+            prefill_tokens: number of all other rows.
+            may_retry: let the work continue if memory is short, because its next batch has fewer rows.
         """
         context = self.context
         context.use_threads(self._share.threads)
@@ -275,7 +275,7 @@ class Decoder:
         return False
 
     def _wait_until(self, until: float, batch: Sequence[SequenceWork]) -> None:
-        """Wait until this time, unless all of the work is cancelled; accept what arrives."""
+        """Wait until this time, or until all of the work is cancelled, and accept work that arrives meanwhile."""
         while not self.is_closing and (left := until - perf_counter()) > 0 and not all(work.is_cancelled for work in batch):
             self._wait(left)
 

@@ -1,7 +1,7 @@
-"""Detokenising: turns token ids into text that may be shown, in whole code points and without stop strings.
+"""Turns token ids into text that may be shown, in whole code points and without stop strings.
 
-A code point may be split over tokens (an emoji is often three or four), and a stop string may end in the middle of one. Text that can't be
-shown yet is held back. Ids stay with the text that they belong to, so that a piece's ids always decode to its text.
+A code point may be split across tokens (an emoji often takes three or four), and a stop string may end in the middle of a token. Text that
+can't be shown yet is held back. Ids stay with the text that they belong to, so that a piece's ids always decode to its text.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ Top = tuple[tuple[int, float], ...]
 
 
 class TextAssembler:
-    """Joins tokens until they are whole code points.
+    """Joins tokens until they form whole code points.
 
     Args:
         token_bytes: returns the bytes of a token id; b"" for control tokens.
-        pending_bytes: the first bytes of a code point, from before these tokens; its text comes with the token that completes the code
-            point.
+        pending_bytes: the first bytes of a code point that began before these tokens; its text comes with the token that completes it.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes], pending_bytes: bytes = b"") -> None:
@@ -36,11 +35,11 @@ class TextAssembler:
         self._is_clear = not pending_bytes
 
     def add(self, token: int, top: Top | None = None) -> TextPiece | None:
-        """Return the piece that this token completes, or None if a code point is incomplete, or the tokens so far have no text.
+        """Return the piece that this token completes, or None if a code point is still incomplete, or if there is no text yet.
 
         Args:
             token: the token.
-            top: its likeliest alternatives, for each token or for none; None if not asked for.
+            top: its likeliest alternatives, given for every token or for none; None if not requested.
         """
         data = self._token_bytes(token)
         if self._is_clear and data.isascii():
@@ -59,7 +58,7 @@ class TextAssembler:
         self._is_clear = False
 
     def flush(self) -> TextPiece | None:
-        """Return what is left at the end; an incomplete code point becomes U+FFFD."""
+        """Return the last piece, or None if there is none; an incomplete code point at its end becomes U+FFFD."""
         self._text += self._decoder.decode(b"", final=True)
         return self._release() if self._ids else None
 
@@ -74,8 +73,8 @@ class TextAssembler:
 class StopMatcher:
     """Holds back pieces while they may be the beginning of a stop string.
 
-    When a stop string is found, the text before it is released. A token that lies partly before it is released with its text cut short. Its
-    id stays, because it is needed to produce that text. Tokens wholly inside are dropped.
+    When a stop string is found, the text before it is released. A token that begins before it is released with its text cut short. Its id
+    stays, because it is needed to produce that text. Tokens that lie entirely inside it are dropped.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
@@ -102,7 +101,7 @@ class StopMatcher:
         return held
 
     def _open_length(self) -> int:
-        """Return the length of the longest suffix of the text that begins a stop string."""
+        """Return the length of the longest suffix of the text that is the beginning of a stop string."""
         max_length = min(len(self._text), max(map(len, self._stops)) - 1)
         for length in range(max_length, 0, -1):
             tail = self._text[-length:]
@@ -135,7 +134,7 @@ class StopMatcher:
 
 
 class IncrementalDetokenizer:
-    """One answer's tokens as pieces of text that may be shown: a ``TextAssembler`` and, if there are stop strings, a ``StopMatcher``.
+    """Turns one answer's tokens into text that may be shown, with a ``TextAssembler`` and, if there are stop strings, a ``StopMatcher``.
 
     Args:
         token_bytes: see ``TextAssembler``.
@@ -151,7 +150,7 @@ class IncrementalDetokenizer:
 
     @property
     def found_stop(self) -> str | None:
-        """The stop string that was found, or None if there is none yet."""
+        """The stop string that was found, or None if none has been found yet."""
         return None if self._stops is None else self._stops.found
 
     def add(self, token: int, top: Top | None = None) -> tuple[list[TextPiece], bool] | None:
@@ -162,7 +161,7 @@ class IncrementalDetokenizer:
         return ([piece], False) if self._stops is None else self._stops.add(piece)
 
     def flush(self) -> list[TextPiece]:
-        """Return what is left at the end, up to a stop string."""
+        """Return the remaining pieces at the end of the answer, up to a stop string."""
         last = self._assembler.flush()
         if self._stops is None:
             return [] if last is None else [last]

@@ -31,7 +31,7 @@ _WHOLE = ("stop", "length")
 
 
 class _Prefill(Struct):
-    """Progress of the prompt: ``perf_counter()`` times, 0.0 until they come, and tokens found in the KV cache."""
+    """When the prompt was admitted and decoded (``perf_counter()``, 0.0 until then), and how many of its tokens were in the KV cache."""
 
     admitted_at: float = 0.0
     ended_at: float = 0.0
@@ -45,14 +45,14 @@ class RunningGeneration:
         request: what to generate.
         model: the model; its vocabulary is used.
         limit: maximum number of completion tokens.
-        buffered: tokens generated but not yet taken at which the sequence is parked. Tokens without text yet count too, but alone they
-            don't park it, because there is nothing to take.
-        wake: called when there is something to take. If it raises, the generation is cancelled, and its end has the error.
+        buffered: number of generated tokens, not yet taken, at which the sequence is parked. Tokens that have no text yet count too, but
+            they alone don't park it, because there is nothing to take.
+        wake: called when there is something to take. If it raises an error, the generation is cancelled and ends with that error.
         engine: notified of changes on the consumer's side.
-        meter: measures the energy while it is computed, which it isn't while it is parked; None to measure nothing.
+        meter: measures the energy that the generation uses, except while it is parked; None to measure nothing.
 
     Attributes:
-        drafted: draft tokens that were verified for it.
+        drafted: number of draft tokens that were verified for this generation.
         accepted: how many of them were drawn.
 
     Raises:
@@ -179,7 +179,7 @@ class RunningGeneration:
         self._prefill.cached_tokens += count
 
     def accept(self, logits: NDArray[np.float32]) -> None:
-        """Draw the next token from the logits of the last one and emit what it completes; may finish the generation."""
+        """Draw the next token from the logits of the last one and emit the text it completes; may finish the generation."""
         if not self._made:
             self._prefill.ended_at = perf_counter()
         if self._made >= self._limit:
@@ -228,7 +228,7 @@ class RunningGeneration:
                 return
 
     def _park_if_full(self) -> None:
-        """Park if the consumer has asked for it, or if the maximum number of tokens waits, however few pieces they are."""
+        """Park if the consumer has asked to pause, or if the maximum number of tokens is waiting, however few pieces they form."""
         if self._is_paused and not self.is_parked:
             self.is_parked = self._was_paused = True
             self._energy.pause(now=perf_counter())
@@ -250,7 +250,7 @@ class RunningGeneration:
             self._park_if_full()
 
     def end_pause(self) -> None:
-        """Continue, because others wait for the place."""
+        """Continue after ``pause``, because others are waiting for the slot."""
         self._is_paused = False
         self.unpark()
 
@@ -259,8 +259,8 @@ class RunningGeneration:
 
         Args:
             reason: see ``GenerationEnd``.
-            pieces: what to emit last. None for all held-back text if the answer is whole, or else nothing. An endpoint that continues
-                a broken answer generates the rest of its last code point and decides about the stop string.
+            pieces: the last pieces to emit. None for all held-back text if the answer is complete, or else nothing, because an endpoint
+                that continues a broken answer generates the rest of its last code point and decides about the stop string.
             error: what made the generation fail, if anything.
         """
         if self._end is not None:

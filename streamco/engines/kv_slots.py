@@ -1,8 +1,8 @@
 """Slots of the KV cache: the tokens in each, and the choice of a slot for a new prompt.
 
-A slot is a sequence id of the context with the tokens decoded into it. When a generation ends, its slot keeps them: the next turn of a chat
-begins with the same tokens, and only the rest has to be computed. Prefixes of busy slots are shared too (in a unified cache a shared
-prefix takes no extra cells). If two sequences read the same prompt at the same time, each catches up with the other before each of
+A slot is a sequence id of the context with the tokens decoded into it. When a generation ends, its slot keeps its tokens, because the next
+turn of a chat begins with the same ones, and then only the rest must be computed. Prefixes of busy slots are shared too (in a unified cache
+a shared prefix takes no extra cells). If two sequences read the same prompt at the same time, each catches up with the other before each of
 its turns, so that together they read it once.
 
 Idle slots cost time even while they are not needed, because attention runs over all cells in use. So together they keep at most one
@@ -48,7 +48,7 @@ class Slot:
 
     @property
     def has_own_cells(self) -> bool:
-        """True unless it holds only what it shares with the slot whose side path it is."""
+        """True if the slot holds any cells that it doesn't share with the slot in ``beside``."""
         return bool(self.ids) and (self.beside is None or self.ids != self.beside.ids[: len(self.ids)])
 
 
@@ -59,10 +59,10 @@ class SlotTable:
         memory: the context.
         count: number of slots.
         max_idle_tokens: number of tokens that idle slots may keep together.
-        can_share: a prefix of a sequence's memory is that prefix's memory (see ``LlamaModel.can_share_prefixes``), and copying is cheap.
-        can_fork: like ``can_share``, but copying may be expensive: only ``fork`` and ``catch_up`` copy from busy slots. None for the
+        can_share: sequences can share the memory of a prefix (see ``LlamaModel.can_share_prefixes``), and copying it is cheap.
+        can_fork: like ``can_share``, but copying may be expensive, so only ``fork`` and ``catch_up`` copy from busy slots. None for the
             value of ``can_share``.
-        min_copy: number of tokens from which a copy takes less time than computing them.
+        min_copy: minimum number of tokens to copy, because copying fewer takes longer than computing them.
         stride: distance between the sequence ids of two slots.
         side_sequences: sequence ids for the side paths of tree drafts; copying must be cheap.
     """
@@ -131,7 +131,7 @@ class SlotTable:
         target.ids = source.ids[:length]
 
     def catch_up(self, slot: Slot, prompt: Sequence[int], limit: int) -> int:
-        """Copy to a busy slot what its owner's other slots now have of its prompt's first ``limit`` tokens; return how many it gained."""
+        """Copy to a busy slot the prompt tokens, up to ``limit``, that its owner's other slots have read; return how many it gained."""
         has = len(slot.ids)
         best, donor = has + self._min_copy - 1, None
         if not self._can_fork or best >= limit:
@@ -150,16 +150,16 @@ class SlotTable:
         return best - has
 
     def take_sides(self, slot: Slot, count: int, busy: Collection[Slot]) -> list[Slot] | None:
-        """Return ``count`` slots for side paths, which share what ``slot`` holds, or None if all others are in the current batch.
+        """Return ``count`` slots for side paths, which share the tokens of ``slot``, or None if the current batch leaves too few.
 
-        After the batch they keep their paths, so that ``catch_up`` finds the accepted one, until they are dropped or taken again. If no
-        slot is unused, they are taken from the owner who has the most, and there from the slot with the most paths. So one owner's trees
-        don't cost all others what they have read.
+        After the batch they keep their paths until they are dropped or taken again, so that ``catch_up`` finds the accepted path. If too
+        few slots are unused, they are taken from the owner who has the most side paths, and from that owner's slot that has the most. So
+        one owner's trees don't evict everybody else's.
 
         Args:
             slot: holds the tokens before the draft.
             count: number of side paths.
-            busy: slots of side paths that the current batch has.
+            busy: slots for side paths that the current batch already uses.
         """
         free = [side for side in self._sides if side not in busy]
         if len(free) < count:
@@ -176,7 +176,7 @@ class SlotTable:
         return taken
 
     def _most_held(self, free: list[Slot], count: int) -> list[Slot]:
-        """Return ``count`` of these side paths, each time from the owner, then the slot, that has the most; then the oldest."""
+        """Return ``count`` of these side paths, each from the owner, and then the slot, that has the most, and the oldest of those."""
         owners = Counter(side.owner for side in self._sides if side.beside is not None)
         slots: Counter[Slot | None] = Counter(side.beside for side in self._sides if side.beside is not None)
         taken: list[Slot] = []
@@ -196,7 +196,7 @@ class SlotTable:
                 side.beside = None
 
     def _longest_shared(self, prompt: list[int], owner: object) -> tuple[int, Slot | None]:
-        """Return the length of the longest beginning of the prompt in memory, and its slot (an idle one, if there is a choice)."""
+        """Return the length of the longest beginning of the prompt in memory, and the slot that holds it (an idle one, if possible)."""
         best, donor = 0, None
         for slot in self._slots:
             if slot.owner != owner or (slot.is_busy and not self._can_share):
@@ -230,7 +230,7 @@ class SlotTable:
         del slot.ids[length:]
 
     def forget_idle(self) -> bool:
-        """Empty all side paths, or the least recently used idle slot if they hold no cells themselves. Returns False if nothing was freed.
+        """Empty all side paths and, if that frees no cells, the least recently used idle slot. Returns False if nothing was freed.
 
         What a chat has read is worth more than a side path, which is only a few rows.
         """

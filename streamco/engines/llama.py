@@ -57,7 +57,7 @@ class LlamaEngine:
         path: the GGUF file.
         options: settings of the engine; None for the defaults.
         on_progress: called with 0.0 to 1.0 while it loads.
-        pace: when the results of a step may be shown, to behave like a larger model. None shows them at once.
+        pace: decides when the results of a step may be shown, to behave like a larger model; None to show them at once.
 
     Raises:
         EngineError: llama-cpp-python is missing, the file can't be loaded, or there is not enough memory.
@@ -65,10 +65,10 @@ class LlamaEngine:
     """
 
     load_seconds: float
-    """Seconds that opening the file and the context took, without the first decodes and without measuring rows."""
+    """Seconds that it took to open the file and the context, not counting the first decodes and the measuring of row costs."""
 
     draft_gain: float = 1.0
-    """The most tokens that drafts can give in the time of one, if all of them are right; 1.0 if there are no drafts."""
+    """Maximum number of tokens that drafts can give in the time of one token, reached if all are right; 1.0 without drafts."""
 
     takes_grammars = has_grammars()
     """True if answers can be made to match ``GenerationRequest.grammar``."""
@@ -227,12 +227,12 @@ class LlamaEngine:
     def row_costs(self) -> Mapping[int, float]:
         """Return the seconds that a batch of verification rows takes, by its number of rows; see ``HoldingEngine.row_costs``.
 
-        It is {} if the engine was loaded without ``EngineOptions(measure_rows=True)`` and without drafts.
+        The result is {} if the engine was loaded without ``EngineOptions(measure_rows=True)`` and without drafts.
         """
         return self._row_costs
 
     def together(self) -> AbstractContextManager[None]:
-        """Submit all tasks that are requested inside together; see ``HoldingEngine.together``."""
+        """Submit all tasks requested inside the ``with`` block at once; see ``HoldingEngine.together``."""
         return self._loop.together()
 
     def hold(self, label: Hashable = None, *, owner: str | None = None) -> TokenSequence:
@@ -255,7 +255,7 @@ class LlamaEngine:
         _open_engines.discard(self)
 
     def _measure_rows(self) -> Mapping[int, float]:
-        """Return what batches cost, as imposed, as measured before, or as measured now. Called on the engine's thread."""
+        """Return the seconds that batches take, by number of rows: imposed, measured earlier, or measured now, on the engine's thread."""
         from streamco.profiles.row_costs import padded_costs, split_costs  # their package needs numpy
 
         sizes = [rows for rows in ROW_SIZES if rows <= self._context.rows]
@@ -280,8 +280,8 @@ class LlamaEngine:
         """Return the source of drafts for answers, or None if there should be none.
 
         Raises:
-            ConfigError: drafts are impossible with this model, or with the model that is to draft.
-            EngineError: the latter can't be loaded.
+            ConfigError: drafts are impossible with this model, or with the chosen draft model.
+            EngineError: the draft model can't be loaded.
         """
         options = self.options
         if not options.draft:
@@ -297,7 +297,7 @@ class LlamaEngine:
         return ModelSource(file, self._model, answers=options.max_sequences, tokens=tokens, share=self._share)
 
     def _make_drafts(self, source: DraftSource) -> BatchDrafts | None:
-        """Return what drafts the answers, or None if by the price list drafting can't pay."""
+        """Return the object that chooses drafts for answers, or None if the row costs show that drafting can't pay off."""
         from streamco.engines.answer_drafts import BatchDrafts
         from streamco.policies.drafts.batch_drafts import MIN_GAIN
 
@@ -355,7 +355,7 @@ def _check_options(options: EngineOptions) -> None:
 
 
 def _layers(options: EngineOptions, count: int) -> list[int]:
-    """Return the layers to read, counted from 0. Layers before the first count as the first."""
+    """Return the layers to read, counted from 0. A layer before the first one counts as the first."""
     for layer in options.attention_layers:
         if layer >= count:
             raise ConfigError(f"attention_layers: expected layers below {count}, got {layer}")

@@ -1,10 +1,10 @@
-"""The loop of an engine's thread: which sequences are decoded next, in which batch, and which are stopped.
+"""The loop of an engine's thread, which decides which sequences are decoded next, in which batch, and which are stopped.
 
 Each round is one decode of all sequences that are writing (generations and drafts), then one batch of verifications, then one chunk of one
-prompt. A prefill batch holds only one sequence. So aborting it affects no other sequence, and the loser of a race stops inside its chunk.
+prompt. A prefill batch holds only one sequence. So aborting it affects no other sequence, and the loser of a race stops within its chunk.
 On a CPU this costs next to nothing, because a chunk of 32 takes as long as ten decodes.
 
-If a consumer doesn't read, its sequence is parked. The thread continues with the others and sleeps only when nothing can be done.
+If a consumer doesn't read, its sequence is parked. The thread continues with the others and sleeps only when there is nothing to do.
 
 An error in one piece of work ends only that work (``_guarded``). Any other error ends the thread and all work.
 """
@@ -44,12 +44,12 @@ class EngineLoop:
     """The state of the engine's thread, and the few methods that other threads may call.
 
     Args:
-        context: has one sequence more than ``options`` asks for; in exact mode one more for each (see ``Decoder``).
+        context: the context, with one sequence more than ``options`` asks for; in exact mode with one more for each (see ``Decoder``).
         slots: slots of that context.
         options: how the engine runs.
         share: number of threads that compute.
-        pace: when the results of a step may be shown; None for at once.
-        tokens: number of tokens that a sequence may have.
+        pace: decides when the results of a step may be shown; None to show them at once.
+        tokens: maximum number of tokens in a sequence.
         draft_paths: number of paths that a tree draft may have; 1 for chains only.
     """
 
@@ -89,7 +89,7 @@ class EngineLoop:
 
     @property
     def exact_rows(self) -> int:
-        """Number of rows of one sequence that exact mode computes in a batch."""
+        """Maximum number of rows of one sequence that a batch may have in exact mode."""
         return self._decoder.chunk
 
     # Any thread
@@ -109,12 +109,12 @@ class EngineLoop:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Let the thread receive all work that is queued inside the block at once."""
+        """Make the engine's thread receive all work that is queued inside the ``with`` block at the same time."""
         with self._inbox_lock:
             yield
 
     def notify(self) -> None:
-        """Make the thread look again, because something changed."""
+        """Make the thread check its work again, because something changed."""
         self._inbox.put(None)
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class EngineLoop:
         self._held.end(reason, error)
 
     def _collect(self) -> bool:
-        """Accept what arrived, and sleep while nothing can be done. Returns False if the engine is closing."""
+        """Accept new work, and sleep while there is nothing to do. Returns False if the engine is closing."""
         self._drain_inbox()
         self._end_pauses()
         was_idle = False
@@ -164,7 +164,7 @@ class EngineLoop:
         return not self._decoder.is_closing
 
     def _end_pauses(self) -> None:
-        """Let paused generations run to their ends if others wait for a place."""
+        """Make paused generations continue if others are waiting for a slot."""
         if self._waiting and not self._has_free_slot:
             for work in self._writing:
                 if isinstance(work, RunningGeneration):
@@ -206,7 +206,7 @@ class EngineLoop:
         return self._generations < self._options.max_sequences
 
     def _free_memory(self) -> bool:
-        """Empty unused memory: first of ended work, then of an idle held sequence. Returns False if there was none."""
+        """Free the memory of ended work or, if there is none, of an idle held sequence. Returns False if nothing was freed."""
         return self._slots.forget_idle() or (self._held.evict() and self._slots.forget_idle())
 
     def _reap(self) -> None:
@@ -247,7 +247,7 @@ class EngineLoop:
             self._writing = []
 
     def _decode_writing(self, ready: Sequence[SequenceWork]) -> None:
-        """Decode the next row of each generation or task in ``ready``, and a generation's draft tokens after it where that pays."""
+        """Decode the next row of each generation or task in ``ready``, and a generation's draft tokens after it if that pays off."""
         if not ready:
             return
         context = self._context
@@ -281,7 +281,7 @@ class EngineLoop:
         self._writing = [work for work in self._writing if not self._is_over(work)]
 
     def _choose_drafts(self, ready: Sequence[SequenceWork]) -> dict[SequenceWork, Sequence[int]]:
-        """Return the draft tokens of the work in ``ready`` that has some in this batch."""
+        """Return the draft tokens for this batch, by the work in ``ready`` that they belong to."""
         if self.drafts is None:
             return {}
         answers = [work for work in ready if isinstance(work, RunningGeneration)]
@@ -295,7 +295,7 @@ class EngineLoop:
         return {answer: draft for answer, draft in zip(answers, chosen, strict=True) if draft}
 
     def _accept_draft(self, drafts: BatchDrafts, work: RunningGeneration, draft: Sequence[int], row: int) -> None:
-        """Draw from the rows of a draft as long as the drawn tokens equal its own, and forget the others."""
+        """Draw tokens from the rows of a draft as long as they equal the draft's, and remove the rest of the draft from memory."""
         slot, accepted = slot_of(work), 0
         while accepted < len(draft) and work.next_token == draft[accepted] and not (work.is_done or work.is_parked):
             slot.ids.append(draft[accepted])
@@ -368,7 +368,7 @@ class EngineLoop:
             self._enqueue(work)
 
     def _catch_up(self, work: SequenceWork) -> bool:
-        """Copy what other work has read of this prompt since the last turn. Returns False if the work has ended."""
+        """Copy the tokens of this prompt that other work has read since the last turn. Returns False if the work has ended."""
         found = self._slots.catch_up(slot_of(work), work.prompt, len(work.prompt) - work.logits_needed(work.missing))
         if found:
             work.record_cached(found)
@@ -423,7 +423,7 @@ class _VerifyPart:
 
     Args:
         work: the work.
-        chunk: number of rows that it may have. A tree's rows are all in one batch, so what comes before it may get a separate batch.
+        chunk: maximum number of rows. A tree's rows must all be in one batch, so the tokens before it may get a separate batch.
     """
 
     def __init__(self, work: SequenceWork, chunk: int) -> None:
@@ -442,11 +442,11 @@ class _VerifyPart:
 
     @property
     def rows(self) -> int:
-        """Number of its rows."""
+        """Number of rows."""
         return len(self._chunk) + (len(self._tree.side_nodes) if self._tree is not None else 0)
 
     def add(self, context: LlamaContext, slots: SlotTable, busy: Sequence[Slot]) -> bool:
-        """Add the rows to the batch. Returns False if no sequence is left for a side path. ``busy`` are the slots of the batch."""
+        """Add the rows to the batch. Returns False if too few slots for side paths are left; the batch already uses those in ``busy``."""
         if self._tree is None:
             needed = self.work.logits_needed(len(self._chunk))
             context.add_run(self._chunk, self._start, self._slot.sequence, wants_logits=needed)
@@ -460,7 +460,7 @@ class _VerifyPart:
         return True
 
     def _add_tree(self, context: LlamaContext, tree: TreeRows) -> None:
-        """Add a row for each token before the draft and for each node: it belongs to the sequences of all paths through it."""
+        """Add a row for each token before the draft and for each node. A row belongs to the sequences of all paths through it."""
         first = len(self._chunk) - len(tree.main)  # rows before the draft
         all_paths = [self._slot.sequence, *(side.sequence for side in self.sides)]
         row = -1
@@ -475,7 +475,7 @@ class _VerifyPart:
         self.wanted = [wanted[node] for node in range(len(wanted))]
 
     def record(self) -> None:
-        """Record what the memory holds after the batch."""
+        """Record the tokens that are in memory after the batch."""
         before = [*self._slot.ids, *self._chunk]
         self._slot.ids += self._chunk
         if self._tree is not None and isinstance(self.work, VerificationTask):

@@ -1,4 +1,4 @@
-"""A warning, once per process, that the compiled leaves are missing and their slower Python twins run."""
+"""A warning, once per process, that the compiled extensions are missing and their slower Python twins run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = logging.getLogger("streamco")
 
 
 def native_state() -> str:
-    """Return in words whether the compiled leaves run, and if not, why."""
+    """Return a phrase that says whether the compiled extensions are used, and if not, why."""
     if _native.HAS_NATIVE:
         return "compiled extensions"
     return f"pure Python: {_native.WHY_PURE}"
@@ -21,7 +21,7 @@ def native_state() -> str:
 
 @cache
 def warn_if_pure() -> None:
-    """Log the warning, unless the leaves run or ``STREAMCO_NO_NATIVE`` asked for their twins. Later calls do nothing."""
+    """Log the warning, unless the compiled extensions are used or ``STREAMCO_NO_NATIVE`` turned them off. Later calls do nothing."""
     if not _native.HAS_NATIVE and not _native.IS_PURE_WANTED:
         _log.warning(
             "the compiled extensions are not built (%s): pure Python runs instead, which is slower; "

@@ -1,4 +1,4 @@
-"""Token ids of what comes before the next token: the prompt, and the beginning of an answer that another model wrote.
+"""Token ids of the text before the next token: the prompt, and the beginning of an answer that another model wrote.
 
 A model writes its answer after the prompt's last token, and no token holds parts of both. So the beginning of an answer that comes as text
 is tokenised separately, not together with the prompt. That gives the ids that the model would have written.
@@ -25,8 +25,8 @@ def prompt_ids(engine: Engine, text: str, *, special: bool = False) -> list[int]
 
     Args:
         engine: the engine; its vocabulary is used.
-        text: the prompt, or what a chat template made of the messages.
-        special: turn the text of control tokens into these tokens. Many chat templates write the begin token, which then comes only once.
+        text: the prompt, or the text that a chat template made from messages.
+        special: turn the text of control tokens into those tokens. Many chat templates write the begin token; it isn't added twice.
     """
     if not special:
         return engine.tokenize(text, bos=True)
@@ -66,7 +66,7 @@ def _begun(engine: Engine, ids: list[int]) -> list[int]:
 
 
 def answer_ids(engine: Engine, text: str, *, special: bool = False) -> list[int]:
-    """Return the tokens of an answer's beginning, which go after the prompt's.
+    """Return the token ids of an answer's beginning, which go after the ids of the prompt.
 
     Some vocabularies (SentencePiece with a dummy prefix) put a space before a text's first word, but not after a line break. With these
     the text is tokenised after a line break, and the ids of the line break are left out.
@@ -74,7 +74,7 @@ def answer_ids(engine: Engine, text: str, *, special: bool = False) -> list[int]
     Args:
         engine: the engine; its vocabulary is used.
         text: whole code points, including leading spaces.
-        special: turn the text of control tokens into these tokens.
+        special: turn the text of control tokens into those tokens.
     """
     ids = engine.tokenize(text, special=special)
     data = text.encode("utf-8", "surrogatepass")

@@ -1,8 +1,8 @@
-"""The energy of this machine's processors by their own counters (RAPL), which Linux shows under /sys/class/powercap for Intel and AMD.
+"""The energy that this machine's processors use, read from their own counters (RAPL), which Linux shows under /sys/class/powercap.
 
-A counter measures the energy of a whole processor package: its cores, its caches, an integrated GPU, whatever runs on them, and what they
-use when idle. It doesn't tell for whom the energy was used. So while several pieces of work are in progress, the energy is divided among
-them in equal parts, and the sum of the parts is what the packages have used.
+Intel and AMD processors have these counters. Each measures the energy of a whole processor package: its cores, its caches and an integrated
+GPU, whatever runs on them, even if they are idle. It doesn't tell which work the energy was used for. So while several pieces of work are
+in progress, the energy is divided equally among them, and their parts add up to the energy that the packages have used.
 
 Linux lets only root read the counters, because their values can reveal what other programs compute (CVE-2020-8694).
 """
@@ -78,7 +78,7 @@ class _Mark(NamedTuple):
 class EnergyMeter:
     """Divides the energy of all packages among the work in progress. Any thread may call it; a call reads every counter once.
 
-    As soon as a counter can't be read, nothing is measured any more.
+    Once a counter can't be read, the meter stops measuring for good.
     """
 
     def __init__(self, packages: Sequence[PackageCounter]) -> None:
@@ -92,14 +92,14 @@ class EnergyMeter:
         self._at = 0.0
 
     def begin(self, *, now: float) -> _Mark:
-        """Record that a piece of work begins or continues; return what ``end`` takes. ``now`` is in seconds, monotonic."""
+        """Record that a piece of work begins or continues; return the mark to pass to ``end``. ``now`` is in seconds, monotonic."""
         with self._lock:
             self._divide(now)
             self._running += 1
             return _Mark(self._each, self._gaps)
 
     def end(self, begun: _Mark, *, now: float) -> float | None:
-        """Record that it has ended or pauses; return its joules since ``begun``, or None if they aren't known."""
+        """Record that the work has ended or paused; return the joules it has used since ``begun``, or None if they aren't known."""
         with self._lock:
             self._divide(now)
             self._running -= 1
@@ -131,7 +131,7 @@ class WorkEnergy:
         meter: the machine's meter; None to measure nothing.
 
     Attributes:
-        joules: energy so far, without the time since the last ``resume``; None if not known, or it has not begun.
+        joules: energy used up to the last ``pause``; None before the first one, or if it isn't known.
     """
 
     def __init__(self, meter: EnergyMeter | None) -> None:
@@ -141,7 +141,7 @@ class WorkEnergy:
         self.joules: float | None = None
 
     def resume(self, *, now: float) -> None:
-        """Begin, or continue after a pause."""
+        """Begin measuring, or continue after a pause."""
         if self._meter is not None and self._begun is None:
             self._begun = self._meter.begin(now=now)
 

@@ -1,10 +1,10 @@
 """Draws a token from a row of logits.
 
-Temperature comes first, then top_k, top_p and min_p, as in OpenAI, vLLM and transformers. So the same numbers mean the same on both sides
-of a race. llama.cpp's own chain divides by the temperature last.
+Temperature comes first, then top_k, top_p and min_p, as in OpenAI, vLLM and transformers. So the same numbers mean the same thing on both
+sides of a race. llama.cpp's own chain divides by the temperature last.
 
-From 49,152 logits, the compiled leaf draws in 12 us (29 us without top_k) and lists the likeliest in 21 us. Without it numpy is used, which
-takes 53, 830 and 70 us. The leaf's Python twin, which takes 13 ms, is only for reading.
+From 49,152 logits, the compiled extension draws a token in 12 us (29 us without top_k) and lists the likeliest in 21 us. Without it numpy
+is used, which takes 53, 830 and 70 us. The extension's Python twin takes 13 ms and is only there to be read.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def candidates(
         logits: one row, float32, shape (vocabulary,).
         temperature: above 0.
         top_k: number of best tokens that are kept; 0 for all.
-        top_p: probability that the smallest kept set must reach.
-        min_p: share of the best token's probability that a kept token must reach.
+        top_p: keep only as many of the likeliest tokens as it takes for their probabilities to add up to this.
+        min_p: keep only tokens whose probability is at least this share of the best token's.
 
     Raises:
         EngineError: the logits are not numbers.
@@ -89,7 +89,7 @@ def _highest(logits: Logits) -> float:
 def _largest(logits: Logits, best: float, count: int) -> NDArray[np.int64]:
     """Return the ids of the ``count`` largest logits, largest first, equal ones by id.
 
-    Partitioning the whole row takes 0.4 ms; the few near the best one are found in a fifteenth of that.
+    Partitioning the whole row takes 0.4 ms; finding the few that are close to the best one takes a fifteenth of that.
     """
     import numpy as np
 
@@ -107,7 +107,7 @@ def _largest(logits: Logits, best: float, count: int) -> NDArray[np.int64]:
 
 
 def _nucleus(weights: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
-    """Return the likeliest indices that together reach ``top_p``, likeliest first. Only candidates are sorted; all would take 5 ms."""
+    """Return the likeliest indices that together reach ``top_p``, likeliest first. Sorting only candidates saves up to 5 ms."""
     import numpy as np
 
     best = weights.max()
@@ -156,7 +156,7 @@ def _likeliest(logits: Logits, count: int) -> tuple[tuple[int, float], ...]:
 
 
 class Adjustments:
-    """Applies one answer's penalties and biases to its logits, as in OpenAI's API: tokens of the prompt don't count.
+    """Applies one answer's penalties and biases to its logits, as in OpenAI's API, where tokens of the prompt don't count.
 
     Source: OpenAI API reference, chat/create; logit -= count * frequency_penalty + (count > 0) * presence_penalty.
     """
@@ -192,7 +192,7 @@ class Constraint(Protocol):
     """The tokens that may come next in one text (``llamacpp.grammar.TokenGrammar``)."""
 
     def fits(self, ids: NDArray[np.integer[Any]], /) -> NDArray[np.bool_]:
-        """Return for each token whether it may come next."""
+        """Return an array that says for each token whether it may come next."""
         ...
 
     def allowed(self) -> NDArray[np.integer[Any]]:
@@ -212,7 +212,7 @@ class Constraint(Protocol):
 class Sampler:
     """Draws the tokens of one sequence; the same seed and the same logits give the same tokens.
 
-    Temperature 0 (or ``top_k`` 1) is greedy: the first of the largest logits.
+    Temperature 0 (or ``top_k`` 1) is greedy: it chooses the largest logit, or the first of several equal ones.
 
     With a constraint, tokens are drawn as if every token that doesn't fit had a logit of -inf. Usually it is enough to check the likeliest
     tokens; otherwise the whole row is checked.
@@ -298,7 +298,7 @@ class Sampler:
         return candidates(logits, temperature=self._temperature, top_k=self._top_k, top_p=self._top_p, min_p=self._min_p)
 
     def draw_from(self, ids: NDArray[np.int64], weights: NDArray[np.float64]) -> int:
-        """Return the next token, drawn from what ``distribution`` returned."""
+        """Return the next token, drawn from the ids and probabilities that ``distribution`` returned."""
         if self.is_greedy:
             return int(ids[0])
         index = int(weights.cumsum().searchsorted(self._rng.random(), side="right"))
@@ -306,7 +306,7 @@ class Sampler:
         return int(ids[min(index, last)])
 
     def draw_weighted(self, ids: Sequence[int], weights: Sequence[int]) -> int:
-        """Return the next token, drawn in proportion to whole numbers, so that they are its exact distribution."""
+        """Return the next token, drawn with whole numbers as weights, so that its distribution is exact."""
         left = self._rng.randrange(sum(weights))
         for token, weight in zip(ids, weights, strict=True):
             left -= weight

@@ -49,10 +49,10 @@ class Vocabulary(Protocol):
 
 
 class HeldSequence:
-    """Implements ``TokenSequence``, and ``TaskOwner`` for its tasks. From ``ids`` on, the fields belong to the engine's thread.
+    """Implements ``TokenSequence``, and ``TaskOwner`` for its tasks. ``ids`` and the fields after it belong to the engine's thread.
 
     Raises:
-        UsageError: the label isn't hashable, which the engine's thread needs.
+        UsageError: the label isn't hashable, as the engine's thread needs it to be.
     """
 
     def __init__(

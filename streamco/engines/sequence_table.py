@@ -1,8 +1,8 @@
 """The sequences that an engine holds: their places in memory, their turns and their eviction. Belongs to the engine's thread.
 
 The number of places is limited. If none is left, a sequence that needs one gets the place of the sequence that has been idle longest. A
-sequence that has a task keeps its memory. The memory of an evicted one stays as it is until it is overwritten, and a sequence that begins
-with the same ids finds it.
+sequence that has a task keeps its memory. The memory of an evicted sequence stays as it is until it is overwritten, and a new sequence that
+begins with the same ids finds it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class SequenceTable:
     """All held sequences of an engine.
 
     Args:
-        slots: at least ``places`` more slots than generations use.
+        slots: slots of the context, at least ``places`` more than generations use.
         places: number of sequences that may have memory.
-        context: tokens that a sequence may have.
+        context: maximum number of tokens in a sequence.
         is_private: only sequences of the same label share what they have read.
     """
 
@@ -42,7 +42,7 @@ class SequenceTable:
         self._with_tasks: dict[HeldSequence, None] = {}  # sequences with a task, in the order of the requests
 
     def add(self, task: Task) -> None:
-        """Add a task that has arrived to its sequence."""
+        """Add a new task to the queue of its sequence."""
         sequence = _sequence(task)
         if isinstance(task, CloseTask):
             sequence.is_closing = True
@@ -128,8 +128,8 @@ class SequenceTable:
         Args:
             sequence: the sequence that gets it.
             ids: its ids.
-            like: a slot that has them; None for any that has the longest common beginning.
-            spared: a sequence that is not evicted for it.
+            like: a slot that holds them; None to choose the slot that holds the longest beginning of them.
+            spared: a sequence that must not be evicted for it; None if any may be.
         """
         if len(self._holders) >= self._places and not self.evict(spared):
             raise EngineError(f"sequence: expected an idle place among {self._places}, got all busy")
@@ -162,7 +162,7 @@ class SequenceTable:
         self._drop_if_idle(sequence)
 
     def reap(self) -> None:
-        """End each task that was cancelled before it began, and all after it in its sequence."""
+        """End each task that was cancelled before it began, and all later tasks of its sequence."""
         for sequence in list(self._with_tasks):
             start = next((index for index, task in enumerate(sequence.queue) if task.is_cancelled), None)
             if start is not None:

@@ -44,12 +44,12 @@ class TaskOwner(Protocol):
 class Task:
     """Implements ``SequenceTask`` and the loop's ``SequenceWork``.
 
-    ``target_ids`` are the sequence's ids after it, ``prompt`` the ids in memory when its first prediction is made. Of what is already in
-    memory, the first ``rollback_length`` ids may stay.
+    ``target_ids`` are the sequence's ids after the task, and ``prompt`` the ids that are in memory when its first prediction is made. Only
+    the first ``rollback_length`` of the ids that are in memory before may stay.
 
     Args:
         owner: the sequence.
-        wake: called when there is something to take. If it raises, the task is cancelled, and its end has the error.
+        wake: called when there is something to take. If it raises an error, the task is cancelled and ends with that error.
         max_predictions: maximum number of predictions.
     """
 
@@ -97,7 +97,7 @@ class Task:
 
     @property
     def slot(self) -> Slot | None:
-        """Slot that holds the sequence's tokens."""
+        """The slot that holds the sequence's tokens."""
         return self.owner.slot
 
     @property
@@ -123,7 +123,7 @@ class Task:
         """Set ``target_ids``, ``prompt`` and ``rollback_length`` from the current ids.
 
         Raises:
-            EngineError: it does not fit a context of ``context`` tokens, or there are no ids.
+            EngineError: the ids don't fit a context of ``context`` tokens, or there are none.
         """
         raise NotImplementedError
 
@@ -188,7 +188,7 @@ class ExtensionTask(Task):
         self.wants_logits = predictor is not None
 
     def plan(self, context: int) -> None:
-        """Decode all ids if there is a predictor, otherwise all but the last, which is decoded with the next task."""
+        """Plan to decode all ids if there is a predictor, otherwise all but the last, which is decoded with the next task."""
         self.target_ids = self.owner.ids + self._ids
         check_length("sequence", self.target_ids, context)
         self.prompt = self.target_ids if self._predictor is not None else self.target_ids[:-1]
@@ -218,14 +218,14 @@ class TreeRows:
     """The rows of a tree draft: the rows of its longest path, which stays in the sequence, and of its side paths.
 
     Args:
-        draft: tokens of the nodes, of which the first is node 1.
+        draft: tokens of the nodes, beginning with node 1.
         parents: parent of each node (``streamco.policies.drafts.tree_acceptance``).
 
     Attributes:
-        main: nodes of the longest path, the first one among equals.
+        main: nodes of the longest path, or of the first of several equally long ones.
         sides: nodes of each other path to a leaf.
         side_nodes: nodes that aren't on the longest path.
-        paths: nodes of the path to node 0, which has none, and to each other node.
+        paths: for each node from 0, the nodes on the path to it; none for node 0.
     """
 
     def __init__(self, draft: Sequence[int], parents: Sequence[int]) -> None:
@@ -242,7 +242,7 @@ class TreeRows:
 
 
 class VerificationTask(Task):
-    """Verifies a draft: reads the model's prediction for each of its positions.
+    """Verifies a draft by reading the model's prediction for each of its positions.
 
     Args:
         owner: the sequence.
@@ -272,7 +272,7 @@ class VerificationTask(Task):
         self._first = 0
 
     def plan(self, context: int) -> None:
-        """Decode the given ids and the draft; the last id before the draft predicts too."""
+        """Plan to decode the given ids and the draft, and the last id before the draft, because its prediction is needed too."""
         ids = [*self.owner.ids, *self._given]
         self.target_ids = self.prompt = ids + self._ids
         check_length("sequence and draft", self.prompt, context)
@@ -282,7 +282,7 @@ class VerificationTask(Task):
         self.rollback_length = self._first - 1
 
     def logits_needed(self, rows: int) -> int:
-        """Return how many of the next ``rows`` rows need logits, which are those from the last id before the draft on."""
+        """Return how many of the next ``rows`` rows need logits: the last id before the draft needs them, and all ids after it."""
         start = len(self.prompt) - self.missing
         return min(rows, max(0, start + rows - self.rollback_length))
 
@@ -298,7 +298,7 @@ class VerificationTask(Task):
             self.finish("done")
 
     def finish(self, reason: str, *, error: Exception | None = None) -> None:
-        """End the task; with the reason "done", the draft (of a tree, its longest path) becomes part of the sequence."""
+        """End the task; with the reason "done", the draft (or the longest path of a tree) becomes part of the sequence."""
         if self.ended is None and reason == "done":
             self.owner.ids = self.prompt
         super().finish(reason, error=error)
@@ -327,7 +327,7 @@ class DraftTask(Task):
         self._attention: list[NDArray[np.float32]] = []  # attention of each drafted token's row to the draft
 
     def plan(self, context: int) -> None:
-        """Decode the sequence and the given ids; draft as many tokens as fit the context."""
+        """Plan to decode the sequence and the given ids, and to draft as many tokens as fit into the context."""
         ids = self.owner.ids + self._ids
         if not ids:
             raise EngineError("draft: expected a sequence of at least one id, got an empty one")
@@ -388,7 +388,7 @@ class ReadingTask(Task):
         self._ids = ids
 
     def plan(self, context: int) -> None:
-        """Decode all ids."""
+        """Plan to decode all ids."""
         self.target_ids = self.prompt = self.owner.ids + self._ids
         check_length("sequence", self.target_ids, context)
         self.rollback_length = len(self.target_ids)

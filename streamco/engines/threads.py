@@ -1,8 +1,8 @@
 """The number of threads that each engine of this process may use.
 
 Engines that together use more threads than there are cores gain nothing. ggml's workers meet at a barrier after each node. If a process
-has more of them than cores, libgomp lets them sleep there at once (``GOMP_SPINCOUNT``, throttled). Then an engine that generates alone is
-slower on two threads than on one, even while the others are idle.
+has more workers than cores, libgomp puts them to sleep there at once (``GOMP_SPINCOUNT``, throttled). Then an engine that generates alone
+is slower on two threads than on one, even while the others are idle.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ThreadShare:
 
 
 class ThreadBudget:
-    """Divides cores among engines: a requested number is given as it is; the other engines share what is left, at least 1 each.
+    """Divides cores among engines. An engine that requests a number gets it; the others share the remaining cores, at least 1 each.
 
     Args:
         cores: number of cores; None to look it up at each change.
@@ -60,7 +60,7 @@ class ThreadBudget:
             requested: number of threads, at least 1; None for a fair share.
 
         Raises:
-            ConfigError: fewer than 1 requested.
+            ConfigError: fewer than 1 thread was requested.
         """
         if requested is not None and requested < 1:
             raise ConfigError(f"threads: expected None or at least 1, got {requested}")

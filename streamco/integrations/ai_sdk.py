@@ -1,4 +1,4 @@
-"""Encodes answers as the UI message stream of Vercel's AI SDK, for ``useChat`` in a browser, and reads its messages as a conversation.
+"""Encodes answers as the UI message stream of Vercel's AI SDK, for ``useChat`` in a browser, and reads the messages that it sends.
 
 The codec does no IO. ``encode_ui_stream`` is an async iterator of bytes, which any web framework can send as the body of a response with
 the headers ``UI_STREAM_HEADERS``. No part of the AI SDK is needed here.
@@ -67,8 +67,8 @@ async def encode_ui_stream(
 ) -> AsyncGenerator[bytes, None]:
     """Yield an answer as the body of a response. If the reader disconnects, all work for the answer stops.
 
-    A failure in the middle of an answer becomes an error part, because the response has begun. ``create(..., stream=True)`` raises any
-    failure before the first token.
+    A failure in the middle of an answer becomes an error part, because the response has already begun. ``create(..., stream=True)`` raises
+    any failure before the first token.
 
     Args:
         stream: the answer.
@@ -231,7 +231,7 @@ def read_ui_messages(messages: Any, *, allows_system: bool = False) -> list[dict
         allows_system: accept system messages, too. They are refused by default, because a browser could send any.
 
     Raises:
-        ConfigError: a message is malformed, or it has a file that isn't an image, or is neither inside the message nor at an https address.
+        ConfigError: a message is malformed, or has a file that isn't an image or is neither inside the message nor at an https address.
     """
     found: list[dict[str, Any]] = []
     for index, message in enumerate(_list(messages, "messages")):

@@ -72,7 +72,7 @@ class ChatStreamco(BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """Return what an answer depends on, so that LangChain's cache keeps the answers of different endpoints apart."""
+        """Return the settings that an answer depends on, so that LangChain's cache keeps the answers of different endpoints apart."""
         settings = {name: value for name in _SETTINGS if (value := getattr(self, name)) is not None}
         return {"model": self.model, "endpoints": sorted(self.client.endpoint_names), **settings, **self.model_kwargs}
 

@@ -2,7 +2,7 @@
 
     llm -m streamco -o device ~/models/qwen.gguf -o server gpt-4o-mini "Why is the sky blue?"
 
-``llm`` finds it by ``llm_plugin``, the entry point of this package.
+``llm`` finds it through ``llm_plugin``, the entry point of this package.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LLMOptions(llm.KeyModel.Options):
 
 
 class _Model:
-    """What both kinds of the model have in common: name, capabilities and key."""
+    """The name, the capabilities and the key, which both kinds of the model have in common."""
 
     model_id = MODEL
     can_stream = True
@@ -99,7 +99,7 @@ class LLMModel(_Model, llm.KeyModel):
 
         Raises:
             ConfigError: an option is wrong or has no effect, or no endpoint can serve the prompt.
-            StreamcoError: no endpoint could give the answer.
+            StreamcoError: no endpoint could answer.
         """
         from streamco.integrations.llm_clients import CLIENTS
 
@@ -156,7 +156,7 @@ def answering(
     Args:
         prompt: the prompt. Its attachments are read here, in the caller's thread.
         response: gets the tool calls, usage and report.
-        is_streamed: False if the answer is wanted whole, so that no pacing applies.
+        is_streamed: False if the caller wants the whole answer at once, so that no pacing applies.
     """
     messages = list(build_messages(prompt.messages))
     options = _build_options(prompt)
@@ -182,7 +182,7 @@ def answering(
 
 
 def _finish(response: llm.Response | llm.AsyncResponse, whole: ChatCompletion, report: Report) -> None:
-    """Add to the response what is known only at the end of the answer."""
+    """Add the tool calls, usage and report to the response; they are known only at the end of the answer."""
     from streamco.integrations.chunk_parts import report_fields
 
     choice = whole.choices[0] if whole.choices else None

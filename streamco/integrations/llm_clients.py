@@ -138,7 +138,7 @@ class _Reader(Generic[T]):
         self._is_ended = False
 
     def read(self) -> Future[T | None]:
-        """Start to read the next item. The future's result is None at the end.
+        """Start reading the next item. The future's result is None at the end.
 
         Raises:
             StreamClosed: the clients were closed. A read that is waiting at that time also fails with it.
@@ -148,7 +148,7 @@ class _Reader(Generic[T]):
         return asyncio.run_coroutine_threadsafe(self._read(), self._loop)
 
     def end(self) -> Future[None]:
-        """Start to end the generator and whatever it is waiting for; idempotent."""
+        """Start ending the generator and whatever it is waiting for; idempotent."""
         if self._is_ended:  # the loop may have ended, too
             ended: Future[None] = Future()
             ended.set_result(None)

@@ -181,7 +181,7 @@ def translated_errors(model: str) -> Iterator[None]:
     """Turn errors of endpoints into pydantic-ai's errors. Errors in arguments and settings stay as they are.
 
     Raises:
-        ModelAPIError: no endpoint could give or finish the answer. If there was only one endpoint, the subclass says why.
+        ModelAPIError: no endpoint could begin or finish the answer. If there was only one endpoint, the subclass says why.
     """
     try:
         yield

@@ -4,8 +4,8 @@ A chunk is decoded once, at the wire, and passed on as the same object. Fields t
 token (``reasoning``, ``provider``, ``matched_stop`` ...) are optional fields here. If a server sends any other field, the object is an
 instance of a subclass that has the field as an attribute (``with_further``), so ordinary chunks pay nothing for it. The chunk types refuse
 unknown fields when they are decoded, because that costs nothing and shows which chunks have some. The types of whole answers and of usage
-ignore them, so that the output of ``model_dump_json`` can be read back. Chunks hold no cycles, so the garbage collector need not track them
-(``gc=False``). Source: OpenAI API reference, chat/streaming; ``token_ids`` as vLLM's ``return_token_ids``.
+ignore them, so that the output of ``model_dump_json`` can be read back. Chunks have no cycles, so the garbage collector need not track them
+(``gc=False``). Source: OpenAI API reference, chat/streaming; ``token_ids`` are as in vLLM's ``return_token_ids``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ else:
 
 
 class FunctionDelta(ResponseModel, omit_defaults=True, gc=False, forbid_unknown_fields=True):
-    """A piece of a tool call's function: the reader concatenates the pieces of ``arguments``."""
+    """A piece of a tool call's function. The reader concatenates the pieces of ``arguments``."""
 
     openai_fields: ClassVar[tuple[str, ...]] = ("arguments", "name")
 
@@ -61,7 +61,7 @@ class FunctionDelta(ResponseModel, omit_defaults=True, gc=False, forbid_unknown_
 
 
 class CustomDelta(ResponseModel, omit_defaults=True, gc=False, forbid_unknown_fields=True):
-    """A piece of a custom tool's call: the reader concatenates the pieces of ``input``."""
+    """A piece of a custom tool's call. The reader concatenates the pieces of ``input``."""
 
     openai_fields: ClassVar[tuple[str, ...]] = ("input", "name")
 
@@ -72,7 +72,7 @@ class CustomDelta(ResponseModel, omit_defaults=True, gc=False, forbid_unknown_fi
 class ToolCallDelta(ResponseModel, omit_defaults=True, gc=False, forbid_unknown_fields=True):
     """A piece of one tool call; ``index`` is the number of the call in the answer.
 
-    A function call has ``function``, a call of a custom tool has ``custom``.
+    A function call has ``function``, and a call of a custom tool has ``custom``.
     """
 
     openai_fields: ClassVar[tuple[str, ...]] = ("index", "id", "function", "type")
@@ -127,7 +127,7 @@ class ChunkChoice(ResponseModel, gc=False, forbid_unknown_fields=True):
 
 
 class PromptTokensDetails(ResponseModel, omit_defaults=True, gc=False):
-    """Prompt tokens by origin, in tokens."""
+    """Numbers of prompt tokens, by origin."""
 
     openai_fields: ClassVar[tuple[str, ...]] = ("audio_tokens", "cache_write_tokens", "cached_tokens", "image_tokens", "text_tokens")
 
@@ -136,7 +136,7 @@ class PromptTokensDetails(ResponseModel, omit_defaults=True, gc=False):
 
 
 class CompletionTokensDetails(ResponseModel, omit_defaults=True, gc=False):
-    """Completion tokens by use, in tokens."""
+    """Numbers of completion tokens, by use."""
 
     openai_fields: ClassVar[tuple[str, ...]] = (
         "accepted_prediction_tokens",
@@ -153,7 +153,7 @@ class CompletionTokensDetails(ResponseModel, omit_defaults=True, gc=False):
 
 
 class CompletionUsage(ResponseModel, gc=False):
-    """Tokens of one request; an explicit zero is a count, not a missing value.
+    """The token counts of one request. A zero is a count, not a missing value.
 
     Args:
         cost: the price that the server states, in US dollars (OpenRouter's ``usage.cost``), or None. OpenAI doesn't have this field.
@@ -229,7 +229,7 @@ class CustomCall(ResponseModel):
 
 
 class ToolCall(ResponseModel):
-    """A finished tool call of a message: ``type`` is "function" and ``function`` is set, or "custom" and ``custom`` is set."""
+    """A finished tool call in a message. If ``type`` is "function", ``function`` is set; if it is "custom", ``custom`` is set."""
 
     openai_fields: ClassVar[tuple[str, ...]] = ("id", "type")
 
@@ -242,8 +242,9 @@ class ToolCall(ResponseModel):
 class ChatCompletionMessage(ResponseModel):
     """The finished message of a choice.
 
-    ``reasoning_content`` is the model's thinking, whatever the server calls it. ``reasoning`` holds it, too, if that is the server's name
-    for it. A dump has it under the server's name only, because a message that is sent back should use names that its server knows.
+    ``reasoning_content`` is the model's thinking, whatever the server calls it. If the server's name for it is ``reasoning``, that field
+    has the same text. A dump has it only under the server's name, because a message that is sent back should use names that its server
+    knows.
     """
 
     openai_fields: ClassVar[tuple[str, ...]] = ("content", "refusal", "role", "annotations", "audio", "function_call", "tool_calls")
@@ -313,7 +314,7 @@ class ChatCompletion(ResponseModel):
 
 
 def has_output(delta: ChoiceDelta) -> bool:
-    """Return True if a delta holds anything that was generated: any field besides the role, declared or not, that isn't empty."""
+    """Return True if a delta has anything that was generated, that is, any field besides the role, declared or not, that isn't empty."""
     if delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls or delta.refusal or delta.function_call is not None:
         return True
     if delta.audio or delta.reasoning_details or delta.channel:
@@ -322,6 +323,6 @@ def has_output(delta: ChoiceDelta) -> bool:
 
 
 def with_text(chunk: ChatCompletionChunk, text: str | None, field: str = "content") -> ChatCompletionChunk:
-    """Return a copy of a chunk with this text in this field of its first choice's delta; the copies share all other values."""
+    """Return a copy of a chunk whose first choice's delta has ``text`` in the given field; the copy shares all other values."""
     choice = chunk.choices[0]
     return replace(chunk, choices=[replace(choice, delta=replace(choice.delta, **{field: text}))])

@@ -1,6 +1,6 @@
-"""Log-probabilities as OpenAI's SDK shows them, over the dicts that servers send.
+"""Log-probabilities with the attributes that they have in OpenAI's SDK, stored in the dicts that servers send.
 
-A server's log-probabilities are passed on as they came: some servers add fields, and the completions API uses different ones. So these
+A server's log-probabilities are passed on unchanged, because some servers add fields, and the completions API uses different ones. So these
 types are dicts, which are encoded unchanged, with OpenAI's fields as attributes.
 """
 
@@ -65,11 +65,11 @@ _Entry = TypeVar("_Entry", bound=_Fields)
 
 
 class _Entries(list[_Entry]):
-    """A list whose dicts have been converted to their type, so that it happens only once."""
+    """A list whose dicts have been converted to their type; its class shows that this needn't be done again."""
 
 
 def _entries(fields: _Fields, name: str, kind: type[_Entry]) -> list[_Entry] | None:
-    """Return a list field with its dicts as ``kind``, and store it converted; None if there is no list."""
+    """Convert a list field's dicts to ``kind``, store the list and return it; return None if there is no list."""
     found = fields.get(name)
     if type(found) is not _Entries and isinstance(found, list):
         fields[name] = found = _Entries(kind(each) if type(each) is dict else each for each in found)

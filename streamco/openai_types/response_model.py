@@ -22,8 +22,8 @@ _FURTHER = "further"  # the field that holds what a server sent beyond the decla
 class ResponseModel(Struct, gc=False):
     """Base of the response types, with the methods of OpenAI's SDK that turn a response into a dict or JSON.
 
-    The results hold OpenAI's fields. A declared field that OpenAI doesn't have is left out unless it is set. A server's undeclared fields
-    are included as they came. There is no ``__getattr__`` here, because it would make reading any attribute six times slower.
+    The results have OpenAI's fields. A declared field that OpenAI doesn't have is left out unless it is set. A server's undeclared fields
+    are included unchanged. There is no ``__getattr__`` here, because it would make reading any attribute six times slower.
     A struct can't tell whether a server sent null or nothing. So "unset" means null here, except for the fields that servers always
     send (``finish_reason``, and ``content`` of a message).
     """
@@ -38,7 +38,7 @@ class ResponseModel(Struct, gc=False):
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         """Yield the name and value of each field, as pydantic's models do, so that ``dict(answer)`` and FastAPI's encoder work.
 
-        The fields are those of ``model_dump``; nested objects stay objects.
+        They are the same fields as in ``model_dump``, but nested objects stay objects.
         """
         return iter(_fields(self).items())
 
@@ -65,13 +65,13 @@ class ResponseModel(Struct, gc=False):
         """Return the object as a dict, nested objects included.
 
         Args:
-            mode: "json" returns only values that JSON has.
+            mode: "json" returns only values that JSON can represent.
             include: names of the fields to keep, on this object only; None keeps all.
             exclude: names of the fields to leave out, on this object only; None leaves out none.
             by_alias: no effect, because no field has an alias.
             exclude_unset: leave out fields that the server didn't send.
-            exclude_defaults: leave out what is null.
-            exclude_none: leave out what is null.
+            exclude_defaults: leave out fields that are null.
+            exclude_none: leave out fields that are null.
             warnings: no effect, because there are none.
         """
         dumped = _dump(self, keep_nulls="none" if exclude_none or exclude_defaults else "sent" if exclude_unset else "all")
@@ -92,13 +92,13 @@ class ResponseModel(Struct, gc=False):
         exclude_none: bool | None = None,
         warnings: bool = True,
     ) -> str:
-        """Return ``model_dump`` as JSON to be sent on: without the null fields, which are most of a chunk.
+        """Return ``model_dump`` as JSON, by default without the null fields, which make up most of a chunk.
 
         Args:
             indent: spaces per level, or None for a single line.
             include, exclude, by_alias, exclude_unset, exclude_defaults, warnings: as in ``model_dump``.
-            exclude_none: leave out what is null. None does so unless ``exclude_unset`` is set; False returns the same JSON as OpenAI's
-                SDK.
+            exclude_none: leave out fields that are null. None does so unless ``exclude_unset`` is set; False returns the same JSON as
+                OpenAI's SDK.
         """
         dumped = self.model_dump(
             include=include,
@@ -122,7 +122,7 @@ class ResponseModel(Struct, gc=False):
         exclude_none: bool = False,
         warnings: bool = True,
     ) -> dict[str, Any]:
-        """Return ``model_dump`` without fields that the server didn't send; ``use_api_names`` has no effect: the names are the API's."""
+        """Return ``model_dump`` without fields that the server didn't send. ``use_api_names`` has no effect; all names are the API's."""
         return self.model_dump(
             mode=mode,
             by_alias=use_api_names,
@@ -142,7 +142,7 @@ class ResponseModel(Struct, gc=False):
         exclude_none: bool = False,
         warnings: bool = True,
     ) -> str:
-        """Return ``to_dict`` as JSON, indented by ``indent`` spaces per level, or on a single line if that is None."""
+        """Return ``to_dict`` as JSON, indented by ``indent`` spaces per level, or on a single line if ``indent`` is None."""
         return self.model_dump_json(
             indent=indent,
             by_alias=use_api_names,
@@ -210,11 +210,11 @@ _Model = TypeVar("_Model", bound=ResponseModel)
 
 
 def with_further(model: _Model, further: dict[str, Any]) -> _Model:
-    """Return the object with a server's undeclared fields as attributes and in ``model_extra``; without any, the object itself.
+    """Return a copy that has a server's undeclared fields as attributes and in ``model_extra``; without any, the object itself.
 
     Args:
-        model: an object without such fields.
-        further: the fields by name. A name that begins with two underscores doesn't become an attribute, because Python uses those itself.
+        model: the object. Undeclared fields that it already has are kept.
+        further: the fields by name. A name that begins with two underscores doesn't become an attribute, because Python uses such names.
     """
     if not further:
         return model
@@ -225,7 +225,7 @@ def with_further(model: _Model, further: dict[str, Any]) -> _Model:
 
 
 def without_further(model: _Model | None) -> _Model | None:
-    """Return the object as its plain type, without undeclared fields."""
+    """Return a copy of the object with its plain type, without undeclared fields; an object that has none is returned unchanged."""
     return cast("_Model", model.plain()) if isinstance(model, _HasFurther) else model
 
 
@@ -255,7 +255,7 @@ class _HasFurther:
 
 @cache
 def _extended(kind: type[ResponseModel]) -> tuple[type[ResponseModel], Callable[[ResponseModel], tuple[Any, ...]]]:
-    """Return the subclass of a response type that has undeclared fields, and a function that reads the type's declared ones."""
+    """Return the subclass of a response type that has undeclared fields, and a function that reads the declared fields of the type."""
     added: Any = (_FURTHER, dict[str, Any], field(default_factory=dict))
     made = msgspec.defstruct(kind.__name__, [added], bases=(_HasFurther, kind), module=kind.__module__, gc=True)
     return cast("type[ResponseModel]", made), attrgetter(*kind.__struct_fields__)

@@ -1,1 +1,1 @@
-"""Pure decisions, one idea of a paper per file: numbers in, decision out."""
+"""Pure decisions, one idea from a paper in each file: numbers go in, a decision comes out."""

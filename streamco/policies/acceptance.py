@@ -9,11 +9,11 @@ There are three rules, and each gives a ``Verdict``:
 - ``verify_threshold`` accepts tokens that the target finds good enough. It accepts more tokens, but the answer is no longer the target's.
   Selective mode uses it. No paper has this rule.
 
-Distributions are sent as their likeliest ids. That changes nothing if those are all the ids that could be drawn, as after top-k sampling.
-``Verdict.is_exact`` says whether that was the case.
+Only the likeliest ids of a distribution are sent. That changes nothing if no other ids could be drawn, as after top-k sampling.
+``Verdict.is_exact`` says whether that was so.
 
 The acceptance rate alpha follows from the mean number of tokens that a round gives (Synera section 5). DSD's equation 1 calls the same
-number "accepted draft tokens", but also counts the correction or bonus token: at alpha 0 it is 1.
+number "accepted draft tokens", but it also counts the correction or bonus token, so it is 1 at alpha 0.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _Count = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 
 
 class RuleKind(IntEnum):
-    """How drafted tokens are accepted."""
+    """The rule by which draft tokens are accepted."""
 
     GREEDY = 0
     SAMPLE = 1
@@ -63,7 +63,7 @@ class RuleKind(IntEnum):
 
 
 class Rule(Struct, frozen=True, array_like=True):
-    """The rule that verifies a session's drafts, and the sampling of the token after them.
+    """How a session's drafts are verified, and how the token after them is sampled.
 
     ``GREEDY`` accepts a token if it is the target's likeliest. ``SAMPLE`` is speculative sampling against the distribution that the draft
     carries. ``THRESHOLD`` accepts a token if it is at least ``threshold`` times as likely as the target's best, which is also the
@@ -80,16 +80,16 @@ class Rule(Struct, frozen=True, array_like=True):
 
 
 UNCHANGED = Rule(RuleKind.SAMPLE, temperature=1.0)
-"""The rule that leaves the model's distribution unchanged: temperature 1, nothing cut off."""
+"""The rule that leaves the model's distribution unchanged, with temperature 1 and nothing cut off."""
 
 
 class Verdict(Struct, frozen=True):
     """The verdict on a draft.
 
     Args:
-        accepted: number of accepted draft tokens, from the first.
+        accepted: number of draft tokens accepted, counted from the first.
         token: the token after them, which is the correction, or the bonus token if all are accepted.
-        is_exact: True if the answer has the target's distribution; False if rows were cut, or the rule is ``THRESHOLD``.
+        is_exact: True if the answer has the target's distribution, False if rows were cut or the rule is ``THRESHOLD``.
     """
 
     accepted: int
@@ -101,11 +101,12 @@ class Distribution:
     """The ids that may be drawn at one position, with their probabilities.
 
     Args:
-        ids: different ids; None for the whole vocabulary in order, which needs no check (0.2 ms instead of 6 for 49,152 ids).
-        probabilities: shares of the whole vocabulary, shape as ``ids``; their sum is below 1 if only the likeliest are known.
+        ids: different ids. None means the whole vocabulary in order, which needs no check (0.2 ms instead of 6 for 49,152 ids).
+        probabilities: shares of the whole vocabulary, same shape as ``ids``. Their sum is below 1 if only the likeliest are known.
 
     Raises:
-        ConfigError: there are no ids, one occurs twice, the number of probabilities differs, one is negative, or their sum is 0 or above 1.
+        ConfigError: there are no ids, an id occurs twice, the number of probabilities differs, a probability is negative, or their sum is 0
+            or above 1.
     """
 
     __slots__ = ("ids", "is_whole", "probabilities")
@@ -127,7 +128,7 @@ class Distribution:
         return float(self.probabilities[self.ids == token].sum())
 
     def reweighted(self, weights: NDArray[np.float64]) -> Distribution:
-        """Return the distribution of the same ids in proportion to other weights. The ids aren't checked again, because that is slow.
+        """Return a distribution over the same ids in proportion to other weights. The ids aren't checked again, because that is slow.
 
         Args:
             weights: the same shape as ``ids``, 0 or more, with a sum above 0.
@@ -147,7 +148,7 @@ class Distribution:
 
 
 class TargetRow(Protocol):
-    """The target's logits at one position, in the form in which a verifier has them."""
+    """The target's logits at one position, in whatever form a verifier has them."""
 
     @property
     def best(self) -> int:
@@ -155,7 +156,7 @@ class TargetRow(Protocol):
         ...
 
     def distribution(self, rule: Rule, /) -> Distribution:
-        """Return p, the distribution that the temperature and the filters of ``rule`` leave."""
+        """Return p, the target's distribution after the temperature and the filters of ``rule``."""
         ...
 
 
@@ -165,9 +166,9 @@ def verify(rule: Rule, draft: Sequence[int], drafted_from: Sequence[Distribution
     Args:
         rule: how tokens are accepted.
         draft: ids, shape (window,).
-        drafted_from: q at each position of the draft, shape (window,); only ``SAMPLE`` reads it.
+        drafted_from: q at each position of the draft, shape (window,). Only ``SAMPLE`` reads it.
         rows: the target's row at each position of the draft and after it, shape (window + 1,).
-        rng: random source for ``SAMPLE``; the other rules draw nothing.
+        rng: random source for ``SAMPLE``. The other rules draw nothing.
 
     Raises:
         ConfigError: the shapes don't fit, or a draft token can't have been drawn from its q.
@@ -203,17 +204,17 @@ def verify_sampled(
 ) -> Verdict:
     """Accept tokens so that the answer has the target's distribution (Leviathan et al., 2023, algorithm 1).
 
-    It is exact if every row is whole: q must be the distribution from which the draft was really drawn (cut, rounded and filled up to 1
-    before the draw, not after it), and p must contain all that the target could draw (its top_k within the ids that were sent). If a row of
-    p is cut, the correction and the bonus token come only from the listed ids. If a row of q is cut, its missing ids count as 0 in the
-    residual.
+    The result is exact if every row is whole. So q must be the distribution from which the draft was actually drawn (cut, rounded and
+    normalised to 1 before the draw, not after it), and p must contain every id that the target could draw (its top_k within the ids that
+    were sent). If a row of p is cut, the correction and the bonus token come only from the listed ids. If a row of q is cut, its missing
+    ids count as 0 in the residual.
 
     Args:
         draft: ids, shape (window,).
         drafted_from: q at each position of the draft, shape (window,).
-        target: p at each position and after the draft, shape (window + 1,); (window,) with ``bonus``.
+        target: p at each position and after the draft, shape (window + 1,), or (window,) with ``bonus``.
         rng: used once for each token that is neither certain nor impossible, and once for the correction or bonus token.
-        bonus: token that the target itself drew after the draft; None if it is drawn here.
+        bonus: token that the target itself drew after the draft. If None, it is drawn here.
 
     Raises:
         ConfigError: the shapes don't fit, or a draft token can't have been drawn from its q.
@@ -233,18 +234,18 @@ def verify_sampled(
 
 
 def verify_threshold(draft: Sequence[int], target: Sequence[Distribution], threshold: float) -> Verdict:
-    """Accept tokens that are at least ``threshold`` times as likely as the target's best; the correction is the best.
+    """Accept tokens that are at least ``threshold`` times as likely as the target's best token, which is also the correction.
 
-    The papers have no such rule. It follows min-p sampling: being relative to the best token, it is lenient where many words fit.
-    At 1 it is ``verify_greedy`` except for ties; at 0 it accepts everything.
+    The papers have no such rule. It follows min-p sampling: because it compares with the best token, it is lenient where many words fit.
+    With threshold 1 it is ``verify_greedy`` except for ties, and with 0 it accepts everything.
 
     Args:
         draft: ids, shape (window,).
-        target: p at each position and after the draft, shape (window + 1,); an id that isn't listed counts as 0.
+        target: p at each position and after the draft, shape (window + 1,). An id that isn't listed has probability 0.
         threshold: 0..1.
 
     Raises:
-        ConfigError: the shapes don't fit, or a threshold outside 0..1.
+        ConfigError: the shapes don't fit, or the threshold is outside 0..1.
     """
     check_share("threshold", threshold)
     _check_rows(draft, len(target), "target distributions")
@@ -256,28 +257,28 @@ def verify_threshold(draft: Sequence[int], target: Sequence[Distribution], thres
 
 
 def expected_tokens(acceptance: float, window: int) -> float:
-    """Return the mean tokens of a round, including the correction or bonus token: E = (1 - alpha^(gamma + 1)) / (1 - alpha).
+    """Return the mean number of tokens that a round gives, with the correction or bonus token: E = (1 - alpha^(gamma + 1)) / (1 - alpha).
 
     Source: Synera section 5, DSD equation 1. The sum form below is also defined at alpha 1.
 
     Args:
         acceptance: alpha, 0..1.
-        window: gamma, draft tokens, 0 or more.
+        window: gamma, number of draft tokens, 0 or more.
     """
     return math.fsum(acceptance**position for position in range(window + 1))
 
 
 def solve_acceptance(rounds: Iterable[tuple[int, int]]) -> float | None:
-    """Return the alpha at which rounds with these windows would be expected to give the tokens that they gave.
+    """Estimate alpha from past rounds: the rate at which these windows are expected to give as many tokens as they gave.
 
     Args:
-        rounds: (window, tokens) of each: draft tokens, and tokens that it gave, including the correction or bonus token.
+        rounds: (window, tokens) of each round: how many tokens it drafted, and how many it gave with the correction or bonus token.
 
     Returns:
-        alpha, 0..1; None if no round drafted anything.
+        alpha, 0..1, or None if no round drafted anything.
 
     Raises:
-        ConfigError: a round gave fewer tokens than 1 or more than its window + 1.
+        ConfigError: a round gave fewer than 1 or more than window + 1 tokens.
     """
     counts: dict[int, int] = {}
     tokens = 0
@@ -303,12 +304,12 @@ def _check_rows(draft: Sequence[int], rows: int, name: str) -> None:
 
 
 def residual(target: Distribution, drafted_from: Distribution, rejected: int) -> Distribution | None:
-    """Return max(0, p - q), normalised: what to draw the target's token from once ``rejected`` is rejected, or None if nothing is left.
+    """Return max(0, p - q), normalised, from which the correction is drawn after ``rejected`` was rejected, or None if nothing is left.
 
     Args:
-        target: p.
+        target: p, the target's distribution.
         drafted_from: q, from which the rejected token was drawn.
-        rejected: a token with p < q, so it can't be drawn.
+        rejected: a token with p < q, which therefore can't be drawn.
     """
     order = np.argsort(drafted_from.ids)
     shared = np.flatnonzero(np.isin(target.ids, drafted_from.ids))

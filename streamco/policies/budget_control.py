@@ -1,30 +1,30 @@
-"""Budget control: the realised share of the constrained side stays within the budget b (DiSCo section 4.1).
+"""Budget control: keeps the constrained side's actual share of all prompt tokens within the budget b (DiSCo section 4.1).
 
 A plan spends the budget on average over the distributions from which it was made. Later prompts and servers differ, and the paper has no
-answer to that. So each start of the constrained side is also checked against the earlier starts:
+solution for that. So each start of the constrained side is also checked against the earlier starts:
 
-- *first*: from the first request on, the constrained side has processed at most a share of budget + 0.01 of all prompt tokens, plus one
-  mean prompt, so that a client's first answer may be raced as well;
-- *total*: from the 500th request on, at most a share of budget + 0.01;
-- *window*: of the tokens of any 500 consecutive requests, at most budget + 0.05.
+- *first*: at any time, the constrained side may have processed a share of budget + 0.01 of all prompt tokens, plus one mean prompt. The
+  additional prompt lets a client's first answer be raced, too.
+- *total*: after 500 requests, it may have processed a share of budget + 0.01.
+- *window*: of the tokens in any 500 consecutive requests, it may process a share of budget + 0.05.
 
-A start now is part of windows that aren't complete yet, so the check adds the tokens that later requests will bring. For the total, that
-is one token per request, which is certain. For the windows, one token per request would be certain too, but then a prompt of more than
-about 500 x budget tokens could never be started (499 prompts of one token might follow it). So by default it is a low estimate from the
-last 500 prompts, the higher of
+A start now is part of windows that aren't complete yet, so the check adds the tokens that later requests will bring. For the total, it
+adds one token for each request, which is certain. For the windows, one token would be certain too, but then a prompt of more than about
+500 x budget tokens could never be started, because 499 prompts of one token might follow it. So by default the check uses a low estimate
+from the last 500 prompts. For each request this is the higher of
 
-- for each request, 4/5 of their mean without the longest tenth;
-- their mean less 2.5 standard errors of such a forecast, so that rare long prompts count if they keep coming.
+- 4/5 of the mean length without the longest tenth
+- the mean length less 2.5 standard errors of such a forecast, so that rare long prompts count if they keep coming
 
 As soon as the last 16 prompts are shorter, only their mean counts. ``floor=1`` makes the window rule certain as well.
 
-*Credit*: a start that is especially worthwhile may exceed each of these bounds by up to ``burst`` tokens, but by no more than 32 mean
-prompts, so that a crowd of short prompts doesn't use the server for long. What is borrowed is paid back automatically, because starts
-without credit wait until the bounds hold again. So no more than the burst is ever owed, and under lasting load the budget wins.
+*Credit*: a start that is especially worthwhile may exceed each of these bounds by up to ``burst`` tokens, but by at most 32 mean prompts,
+so that a crowd of short prompts doesn't use the server for long. Borrowed tokens are paid back automatically, because starts without
+credit wait until the bounds are kept again. So the debt never exceeds the burst, and under lasting load the budget is kept.
 
-Requests may overlap. A request that may start holds a reservation, which counts as spent until it is settled. A request's tokens raise the
-allowance only after it is settled. So the rules hold whatever happens to the requests in flight. Requests are ordered by arrival. Requests
-that only one side could serve are exempt, and are reported separately.
+Requests may overlap. A request that may start the constrained side gets a reservation, which counts as spent until it is settled. A
+request's tokens raise the allowance only after it is settled. So the rules are kept whatever happens to the requests in flight. Requests
+are ordered by arrival. Requests that only one side could serve are exempt, and are reported separately.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from streamco.policies.dispatch import Decision, Side, one_side
 __all__ = ["BURST", "BudgetSteering", "Reservation", "check_burst", "steer"]
 
 BURST = 4096
-"""Prompt tokens that may be borrowed by default, about a dozen prompts of usual length, but no more than 32 short ones."""
+"""Number of prompt tokens that may be borrowed by default: about a dozen prompts of usual length, but at most 32 short ones."""
 
 _MOST_BORROWED = 32  # mean prompts; usually fewer people ask one client at once
 _TOTAL_SLACK = 0.01
 _WINDOW_SLACK = 0.05
 _MARGIN = 0.01  # share of the budget kept back while later traffic is only estimated
-_TIE = 1e-6  # tokens; sums of a million floats stray by less
+_TIE = 1e-6  # tokens; rounding in a sum of a million floats is less than this
 _CAUTION = 0.8  # of the mean without the longest tenth
 _ERRORS = 2.5  # standard errors of the forecast
 _RECENT = 16  # prompts that show a change of traffic
@@ -56,23 +56,23 @@ _REFRESH = 32  # requests between two estimates
 
 
 def check_burst(burst: int) -> None:
-    """Check a number of tokens that may be borrowed.
+    """Check that a burst, the number of tokens that may be borrowed, is valid.
 
     Raises:
-        ConfigError: it isn't a whole number of 0 or more.
+        ConfigError: the burst isn't a whole number of 0 or more.
     """
     if isinstance(burst, bool) or not isinstance(burst, int) or burst < 0:
         raise ConfigError(f"burst: expected a number of tokens of 0 or more, got {burst!r}")
 
 
 class Reservation:
-    """One request's reservation; the budget control owns it.
+    """One request's reservation, which only the budget control changes.
 
     Args:
-        tokens: number of its prompt tokens.
-        is_allowed: whether the constrained side may be started for it.
-        is_borrowed: whether that takes credit.
-        position: position in the order of arrival, without exempt requests.
+        tokens: number of the request's prompt tokens.
+        is_allowed: True if the constrained side may be started for the request.
+        is_borrowed: True if that start uses credit.
+        position: the request's position in the order of arrival, without exempt requests.
     """
 
     __slots__ = ("is_allowed", "is_borrowed", "is_settled", "position", "tokens")
@@ -90,12 +90,12 @@ class BudgetSteering:
 
     Args:
         budget: b, share of prompt tokens that the constrained side may process, 0..1 (0 for never, 1 for always).
-        burst: number of tokens that may be borrowed, perhaps 0.
-        window: length of a window, requests.
-        floor: minimum tokens that each later request brings, 1 or more; None to estimate it from the traffic.
+        burst: number of tokens that may be borrowed, 0 or more.
+        window: length of a window in requests.
+        floor: minimum number of tokens that each later request brings, 1 or more. None estimates it from the traffic.
 
     Attributes:
-        requests, tokens: number of settled requests and of their prompt tokens, without exempt ones.
+        requests, tokens: number of settled requests and number of their prompt tokens, without exempt requests.
         spent_tokens: number of those tokens that the constrained side processed.
         denied_requests: number of requests that should have started the constrained side but were not allowed to.
         exempt_requests, exempt_tokens, exempt_spent_tokens: the same numbers for exempt requests.
@@ -123,15 +123,15 @@ class BudgetSteering:
 
     @property
     def share(self) -> float:
-        """The constrained side's realised share of all prompt tokens, 0..1, without exempt requests."""
+        """The constrained side's actual share of all prompt tokens, 0..1, without exempt requests."""
         return self.spent_tokens / self.tokens if self.tokens else 0.0
 
     def allows(self, tokens: int, *, on_credit: bool = False) -> bool:
-        """Return True if the constrained side might be started now for a prompt of ``tokens``; reserves nothing.
+        """Return True if the constrained side may be started now for a prompt. This reserves nothing.
 
         Args:
-            tokens: number of its tokens.
-            on_credit: up to ``burst`` tokens, or 32 mean prompts, may then be owed.
+            tokens: number of the prompt's tokens.
+            on_credit: True to allow a debt of up to ``burst`` tokens, but at most 32 mean prompts.
         """
         if self.budget <= 0.0 or self.budget >= 1.0:
             return self.budget >= 1.0
@@ -148,9 +148,9 @@ class BudgetSteering:
         """Count a new request, and decide whether the constrained side may be started for it.
 
         Args:
-            tokens: number of its prompt tokens; at least 1 is counted.
-            wanted: whether the decision would start the constrained side at all.
-            on_credit: whether it is worth borrowing for.
+            tokens: number of the request's prompt tokens. At least 1 is counted.
+            wanted: True if the decision would start the constrained side.
+            on_credit: True if the request is worth borrowing for.
 
         Returns:
             The reservation to pass to ``settle``, whatever happens to the request.
@@ -171,12 +171,12 @@ class BudgetSteering:
         """Record the outcome of a request.
 
         Args:
-            reservation: from ``reserve``.
-            started: whether the constrained side was started.
-            exempt: only one side could serve it (the other one failed or wasn't eligible).
+            reservation: the request's reservation, from ``reserve``.
+            started: True if the constrained side was started.
+            exempt: True if only one side could serve the request, because the other one failed or wasn't eligible.
 
         Raises:
-            UsageError: it has already been settled.
+            UsageError: the reservation has already been settled.
         """
         if reservation.is_settled:
             raise UsageError("reservation: already settled")
@@ -201,9 +201,9 @@ class BudgetSteering:
 
 
 class _Excess:
-    """Prefix sums of spent - rate * tokens, over requests in the order of arrival.
+    """Prefix sums of spent - rate * tokens over requests in the order of arrival.
 
-    The difference of two sums is the excess of the requests between them over the window rule's rate, so one list covers every window.
+    The difference of two sums says by how much the requests between them exceed the window rule's rate, so one list covers every window.
     """
 
     def __init__(self, rate: float, window: int) -> None:
@@ -213,13 +213,13 @@ class _Excess:
         self._first = 0  # position of the first entry
 
     def allows(self, tokens: int, traffic: _Traffic, pending: int, *, credit: int) -> bool:
-        """Return True if every window that would include a request now can still keep the rule.
+        """Return True if every window that includes a new request can still keep the rule.
 
         Args:
-            tokens: number of its tokens, all spent if it may start.
-            traffic: estimates how many tokens later requests will at least bring.
-            pending: number of requests that might still be removed, so that windows reach back that much further.
-            credit: tokens by which a window may exceed the rule.
+            tokens: number of the request's tokens, which are all spent if it is allowed.
+            traffic: estimates the minimum number of tokens that later requests will bring.
+            pending: number of requests that might still be removed, so that windows would reach back further.
+            credit: number of tokens by which a window may exceed the rule.
         """
         if self._rate >= 1.0:
             return True
@@ -241,7 +241,7 @@ class _Excess:
         return self._first + len(self._sums) - 2
 
     def settle(self, position: int, tokens: int, further: int) -> None:
-        """Count a request's tokens, and ``further`` spent ones (negative if fewer than reserved)."""
+        """Count a request's tokens, and how many more it spent than it had reserved (``further``, negative if fewer)."""
         change = further - self._rate * tokens
         at = max(0, position - self._first + 1)
         self._sums[at:] = [each + change for each in self._sums[at:]]
@@ -255,14 +255,14 @@ class _Excess:
         self._sums[at + 1 :] = [each - reserved for each in self._sums[at + 2 :]]
 
     def _forget(self) -> None:
-        """Keep the last two windows. Only differences matter, so the first kept sum becomes zero."""
+        """Drop all sums except those of the last two windows. Only differences matter, so the first sum kept becomes zero."""
         kept = self._sums[-(2 * self._window + 32) :]
         self._first += len(self._sums) - len(kept)
         self._sums = [each - kept[0] for each in kept]
 
 
 class _Traffic:
-    """A low estimate of the tokens that the next requests bring."""
+    """A low estimate of the number of tokens that the next requests will bring."""
 
     def __init__(self, rate: float, window: int, floor: float | None) -> None:
         self._rate = rate
@@ -272,7 +272,7 @@ class _Traffic:
         self._recent: deque[int] = deque(maxlen=_RECENT)
         self._recent_sum = 0
         self._typical = floor or 1.0
-        self._mean = self._error = 0.0  # of the lengths; known once there are ``_REFRESH`` of them
+        self._mean = self._error = 0.0  # of the lengths; known once there are ``_REFRESH`` lengths
         self._counted = 0  # number of lengths on which the forecast is based
         self._allowance: list[float] = []  # for the last counts up to the window
         self._stale = 0
@@ -295,7 +295,7 @@ class _Traffic:
         return self._recent_sum / len(self._recent) if self._recent else tokens
 
     def allowance(self, tokens: int, least: int) -> Sequence[float]:
-        """Return the rate's share of the tokens that n requests bring after this one of ``tokens``, for n from ``least`` to the window."""
+        """Return the rate's share of the tokens that the next n requests will bring, for each n from ``least`` up to the window."""
         recent = (self._recent_sum + tokens) / (len(self._recent) + 1)
         if self._floor is None and recent < self._typical:
             each = self._rate * max(1.0, recent)
@@ -323,7 +323,7 @@ class _Traffic:
 
 
 def steer(decision: Decision, constrained: Side, *, is_allowed: bool) -> Decision:
-    """Return the decision without the constrained side if that isn't allowed; it is still the fallback if the other side fails."""
+    """Remove the constrained side from a decision if its start isn't allowed. It stays the fallback in case the other side fails."""
     if is_allowed or decision.wait(constrained) is None:
         return decision
     return one_side(decision, "server" if constrained == "device" else "device", f"no room in the budget: {constrained} not started")

@@ -1,14 +1,15 @@
-"""The size of a prompt's chunks, and how many steps a device drafts while a verdict is out (HAT, sections 3.2, 3.3 and 3.5).
+"""Chooses the size of a prompt's chunks, and how many steps a device drafts while it waits for a verdict (HAT, sections 3.2, 3.3, 3.5).
 
 A split server computes the middle layers of a prompt's rows while the device sends the next chunk. Small chunks begin sooner, and large
-ones cost less per row. Equation 3 takes the size at which sending a chunk lasts as long as computing one.
+chunks cost less per row. Equation 3 takes the size at which sending a chunk lasts as long as computing it.
 
-The equation has no solution if at every size a row is sent faster than it is computed, as with servers without a GPU. Then computing is the
-bottleneck, and the best size is the smallest at which a row costs hardly more than in any larger chunk. With several pipeline stages every
-size may solve it. So there is a smallest size.
+The equation has no solution if a row is sent faster than it is computed at every size, as with servers without a GPU. Then computing is the
+bottleneck, and the best size is the smallest at which a row costs hardly more than in any larger chunk. With several pipeline stages, every
+size may solve the equation, so there is a smallest size.
 
-The equation also has large solutions, up to the whole prompt, if sending a row takes hardly more time than computing it. Such a chunk
-overlaps with nothing. ``fastest_chunk_size`` therefore compares the predicted times of many ways to cut a prompt, and of the whole prompt.
+The equation also has large solutions, up to the whole prompt, if sending a row takes hardly more time than computing it. The work on such
+large chunks overlaps with nothing. So ``fastest_chunk_size`` compares the predicted times of many ways to cut a prompt, and of the whole
+prompt.
 """
 
 from __future__ import annotations
@@ -39,27 +40,27 @@ __all__ = [
 ]
 
 SMALLEST = 16
-"""Rows of the smallest chunk."""
+"""Number of rows in the smallest chunk."""
 
 FLAT = 1.05
-"""How many times as much as the cheapest a row may cost if equation 3 has no solution."""
+"""A row may cost this many times as much as the cheapest row if equation 3 has no solution."""
 
 NEARLY = 1.03
-"""How many times as long as with the best chunks reading a prompt may take for the sake of larger ones, which need fewer batches."""
+"""Larger chunks, which need fewer batches, are chosen if a prompt then takes at most this many times as long as with the best chunks."""
 
-_FEW_PARTS = (1, 4, 16, 64)  # to compare if the load leaves less than the smallest chunk of a batch: a prompt then takes many
-_MOST_UNEVEN = 8  # chunks; with more, the last one matters little
+_FEW_PARTS = (1, 4, 16, 64)  # compared if the load leaves less room in a batch than the smallest chunk, so that a prompt takes many batches
+_MOST_UNEVEN = 8  # chunks; with more of them, the last one matters little
 
 MEMORY = 0.8
-"""Weight of the past in the moving averages (alpha in equations 1 and 2)."""
+"""Weight of past values in the moving averages (alpha in equations 1 and 2)."""
 
 
 class ServerLoad:
-    """A server's current load: moving averages of its batches (equations 1 and 2).
+    """A server's current load: moving averages over its batches (equations 1 and 2).
 
     Args:
-        costs: seconds by number of rows, as measured without load.
-        memory: weight of the past, from 0 to below 1.
+        costs: seconds that a batch takes by its number of rows, measured without load.
+        memory: weight of past values, from 0 to below 1.
     """
 
     def __init__(self, costs: RowCosts, *, memory: float = MEMORY) -> None:
@@ -68,12 +69,12 @@ class ServerLoad:
         self._memory = memory
         self._costs = {rows: costs.seconds(rows) for rows in costs.rows}
         self.rows = 0.0
-        """Rows of a batch (mu in equation 1)."""
+        """Average number of rows in a batch (mu in equation 1)."""
         self.steady_rows = 0.0
-        """Rows of a batch without prompts' rows, which soon end. Otherwise a device's prompt would be counted as load on its next one."""
+        """The same average without rows of prompts, which soon end. Otherwise a device's prompt would count as load on its next prompt."""
 
     def record(self, rows: int, seconds: float, *, prompt_rows: int = 0) -> None:
-        """Count a batch with ``prompt_rows`` rows of prompts. Its time goes to the measured size that is nearest in proportion."""
+        """Count a batch, of which ``prompt_rows`` rows belong to prompts. Its time updates the measured size nearest in proportion."""
         self.rows = self._memory * self.rows + (1 - self._memory) * rows
         self.steady_rows = self._memory * self.steady_rows + (1 - self._memory) * (rows - prompt_rows)
         size = min(self._costs, key=lambda known: max(known / rows, rows / known))
@@ -82,15 +83,15 @@ class ServerLoad:
         self._costs[size] = self._memory * self._costs[size] + (1 - self._memory) * scaled
 
     def costs(self) -> RowCosts:
-        """Return the current seconds by number of rows."""
+        """Return how many seconds batches now take, by number of rows."""
         return RowCosts(self._costs)
 
 
 class PromptPlan(Struct, frozen=True):
-    """How a prompt is sent.
+    """How a prompt is sent in chunks.
 
     Args:
-        size: rows of a chunk, at least 1; the last one may be smaller.
+        size: number of rows in a chunk, at least 1. The last chunk may be smaller.
         max_unanswered: maximum number of unanswered chunks, at least 1.
     """
 
@@ -99,17 +100,17 @@ class PromptPlan(Struct, frozen=True):
 
 
 ChunkingRule = Literal["fastest", "balanced", "whole"]
-"""How a prompt is cut: for the shortest predicted time, by equation 3, or not at all."""
+"""How a prompt is cut: for the shortest predicted time ("fastest"), by equation 3 ("balanced"), or not at all ("whole")."""
 
 Chunking = ChunkingRule | int
-"""A rule, or the number of rows in a chunk."""
+"""A rule for cutting a prompt, or a fixed number of rows in a chunk."""
 
 
 def check_chunking(chunking: object) -> None:
-    """Check that a prompt can be cut this way.
+    """Check that a value is a valid ``Chunking``.
 
     Raises:
-        ConfigError: it is neither a rule nor a whole number above 0.
+        ConfigError: the value is neither a rule nor a whole number above 0.
     """
     is_number = isinstance(chunking, int) and not isinstance(chunking, bool) and chunking >= 1
     if not is_number and chunking not in get_args(ChunkingRule):
@@ -118,17 +119,17 @@ def check_chunking(chunking: object) -> None:
 
 
 class SplitPath(Struct, frozen=True, kw_only=True):
-    """What a device knows about a split server and the way to it.
+    """A device's knowledge of a split server and the link to it.
 
     Args:
         costs: seconds that the server computes, by number of rows.
-        row_bytes: bytes of a state on the wire.
+        row_bytes: size of a state when it is sent, in bytes.
         upload_rate: bytes per second from the device to the server.
-        download_rate: bytes per second at which states come back, if all rows do; inf if only one row comes back.
-        input_costs: seconds that the device's own layers take, by number of rows; None if not known.
-        round_trip: seconds on the way in addition to the bytes' time.
-        load_rows, steady_rows: rows of the server's current batches, with and without prompts' rows (``ServerLoad``).
-        stages: the server's pipeline stages.
+        download_rate: bytes per second at which states come back, or inf if only one row comes back.
+        input_costs: seconds that the device's own layers take, by number of rows, or None if not known.
+        round_trip: seconds of latency, in addition to the time for the bytes.
+        load_rows, steady_rows: average rows in the server's batches, with and without rows of prompts (``ServerLoad``).
+        stages: number of the server's pipeline stages.
         room: maximum number of rows in a batch.
         max_rows: maximum number of rows in a frame.
         max_rounds: maximum number of unanswered frames.
@@ -149,9 +150,10 @@ class SplitPath(Struct, frozen=True, kw_only=True):
 
 
 def is_link_slower(path: SplitPath) -> bool:
-    """Return True if a row of a prompt takes longer on the link than at the server when batches are as full as possible.
+    """Return True if sending a prompt's row takes longer than computing it at the server, with batches as full as possible.
 
-    Then a prompt waits for the link, and smaller states bring its first token sooner. Not in the paper, whose states always have 16 bits.
+    Then a prompt waits for the link, and smaller states bring its first token sooner. This is not in the paper, where states always have
+    16 bits.
     """
     rows = max(1, path.room - ceil(path.steady_rows))
     row_seconds = path.costs.seconds(path.steady_rows + rows) / rows / path.stages
@@ -159,11 +161,11 @@ def is_link_slower(path: SplitPath) -> bool:
 
 
 class ChunkPlan(Struct, frozen=True):
-    """How a prompt is cut.
+    """How a prompt is cut into chunks.
 
     Args:
-        size: rows of a chunk, at least 1; the last one may be smaller.
-        is_balanced: sending a chunk takes as long as computing one (equation 3); False if computing is the bottleneck at every size.
+        size: number of rows in a chunk, at least 1. The last chunk may be smaller.
+        is_balanced: True if sending a chunk takes at least as long as computing one (equation 3), False if computing is the bottleneck.
     """
 
     size: int
@@ -181,17 +183,17 @@ def chunk_size(
     smallest: int = SMALLEST,
     largest: int | None = None,
 ) -> ChunkPlan:
-    """Return the size of a prompt's chunks (equation 3).
+    """Choose the size of a prompt's chunks by equation 3.
 
     Args:
-        prompt: rows of the prompt, at least 1.
+        prompt: number of rows in the prompt, at least 1.
         costs: seconds that the server computes, by number of rows.
-        row_bytes: bytes of a state on the wire (A).
+        row_bytes: size of a state when it is sent, in bytes (A).
         upload_rate: bytes per second from the device to the server (beta).
-        load_rows: rows of the batches that the server is computing anyway (mu).
-        stages: the server's pipeline stages (P), at least 1.
-        smallest: rows of the smallest chunk.
-        largest: rows of the largest chunk; None for the prompt.
+        load_rows: number of rows in the batches that the server computes for others (mu).
+        stages: number of the server's pipeline stages (P), at least 1.
+        smallest: number of rows in the smallest chunk.
+        largest: number of rows in the largest chunk. None allows the whole prompt.
 
     Raises:
         ValueError: an argument is out of range.
@@ -212,18 +214,18 @@ def chunk_size(
 def fastest_chunk_size(
     prompt: int, times: ChunkTimes, *, smallest: int = SMALLEST, largest: int | None = None, computed: int = 0
 ) -> ChunkPlan:
-    """Return the chunks with which a prompt is read soonest, with enough of them in flight (``chunks_in_flight``); not in the paper.
+    """Choose the size of chunks with which a prompt is read soonest, if ``chunks_in_flight`` are sent ahead. This is not in the paper.
 
-    Device, link and server each take chunk after chunk, so one computes while another sends. If several sizes are nearly as fast, the
-    largest is returned. Not all sizes are compared: if costs are linear, the best of all sizes is at most a tenth sooner than the
-    returned one.
+    The device, the link and the server each work on one chunk after the other, all at the same time. If several sizes are nearly as fast,
+    the largest is chosen. Not all sizes are compared, but if costs are linear, the best of all sizes is at most a tenth faster than the
+    chosen size.
 
     Args:
-        prompt: rows of the prompt, at least 1.
-        times: times of its rows.
-        smallest: rows of the smallest chunk, at least 1.
-        largest: rows of the largest chunk; None for the prompt.
-        computed: number of first rows that the device has already computed.
+        prompt: number of rows in the prompt, at least 1.
+        times: how long the prompt's rows take on the device, the link and the server.
+        smallest: number of rows in the smallest chunk, at least 1.
+        largest: number of rows in the largest chunk. None allows the whole prompt.
+        computed: number of rows at the prompt's start that the device has already computed.
 
     Raises:
         ValueError: an argument is out of range.
@@ -239,10 +241,10 @@ def fastest_chunk_size(
 
 
 def _sizes(prompt: int, first: int, last: int) -> list[int]:
-    """Return the sizes from ``first`` to ``last`` that are worth comparing.
+    """Return the chunk sizes from ``first`` to ``last`` that are worth comparing.
 
-    They cut the prompt evenly, or into up to eight chunks plus a quarter, a half or three quarters of one. A short last chunk is computed
-    soon after it has come, which matters most with few chunks.
+    They cut the prompt evenly, or into up to eight chunks and a quarter, a half or three quarters of a chunk. A short last chunk is
+    computed soon after it arrives, which matters most with few chunks.
     """
     even = (ceil(prompt / parts) for parts in range(1, prompt // first + 1))
     uneven = (ceil(4 * prompt / quarters) for quarters in range(4, 4 * _MOST_UNEVEN + 1))
@@ -250,15 +252,15 @@ def _sizes(prompt: int, first: int, last: int) -> list[int]:
 
 
 def plan_prompt(prompt: int, chunking: Chunking, path: SplitPath, *, computed: int = 0) -> PromptPlan:
-    """Return how a prompt is cut, and how many chunks are on the way, so that neither device nor link waits for an answer.
+    """Decide how a prompt is cut and how many chunks may be unanswered, so that neither device nor link waits for an answer.
 
-    ``fastest`` is never predicted to take longer than one piece, if that fits into a frame.
+    ``fastest`` is never predicted to take longer than the whole prompt in one piece, if that fits into a frame.
 
     Args:
-        prompt: rows of the prompt, at least 1.
-        chunking: how it is cut.
-        path: the server and the way to it. The server must merge the chunks that have arrived into one batch.
-        computed: number of first rows that the device has already computed.
+        prompt: number of rows in the prompt, at least 1.
+        chunking: the rule, or the number of rows in a chunk.
+        path: the server and the link to it. The server must merge the chunks that have arrived into one batch.
+        computed: number of rows at the prompt's start that the device has already computed.
     """
     load = path.load_rows if chunking == "balanced" else path.steady_rows
     times = ChunkTimes.from_costs(
@@ -296,17 +298,17 @@ def plan_prompt(prompt: int, chunking: Chunking, path: SplitPath, *, computed: i
 def chunks_in_flight(prompt: int, size: int, times: ChunkTimes, *, computed: int = 0, round_trip: float = 0.0) -> int:
     """Return how many chunks may be unanswered, at least 2, so that neither device nor link waits for an answer.
 
-    The paper doesn't say. A device that waits for the answer of the chunk before the last sends two chunks in the time of one answer. Small
-    chunks, which equation 3 gives for servers with several stages, then take longer than the whole prompt in one piece. A server that
-    merges chunks answers them later, because its batches are larger. There is one more than the prediction needs, for a link that is faster
-    than expected. Whatever else the device sends has to wait for these chunks.
+    The paper doesn't say how many. With only two, a device sends two chunks in the time of one answer. Small chunks, which equation 3 gives
+    for servers with several stages, then take longer than the whole prompt in one piece. A server that merges chunks answers them later,
+    because its batches are larger. The result is one more than the prediction needs, in case the link is faster than expected. Everything
+    else that the device sends has to wait for these chunks.
 
     Args:
-        prompt: rows of the prompt, at least 1.
-        size: rows of a chunk, at least 1.
-        times: times of its rows.
-        computed: number of first rows that the device has already computed.
-        round_trip: seconds on the way in addition to the bytes' time.
+        prompt: number of rows in the prompt, at least 1.
+        size: number of rows in a chunk, at least 1.
+        times: how long the prompt's rows take on the device, the link and the server.
+        computed: number of rows at the prompt's start that the device has already computed.
+        round_trip: seconds of latency, in addition to the time for the bytes.
 
     Raises:
         ValueError: an argument is out of range.
@@ -329,12 +331,12 @@ def parallel_steps(
     """Return how many draft steps fit into the wait for a verdict (equation 6).
 
     Args:
-        drafted: rows of the draft that is being verified.
-        row_bytes: bytes of a state on the wire.
-        upload_rate, download_rate: bytes per second.
-        server_seconds: time that the server takes for the rows.
-        step_seconds: time of one draft step on the device.
-        round_trip: seconds on the way in addition to the bytes' time; not in the paper.
+        drafted: number of rows in the draft that is being verified.
+        row_bytes: size of a state when it is sent, in bytes.
+        upload_rate, download_rate: bytes per second in each direction.
+        server_seconds: seconds that the server takes for the rows.
+        step_seconds: seconds that one draft step takes on the device.
+        round_trip: seconds of latency, in addition to the time for the bytes. Not in the paper.
 
     Raises:
         ValueError: a rate or ``step_seconds`` is not above 0.

@@ -1,11 +1,13 @@
-"""Cost of an answer: money at the server, energy on the device, and both in one unit (DiSCo section 4.1 and Appendix E).
+"""Computes the cost of an answer: money at the server, energy on the device, and both in one unit (DiSCo section 4.1 and Appendix E).
 
-Device energy is counted in floating-point operations per token and turned into money at an exchange rate lambda. Three deviations:
+Device energy is counted in floating-point operations per token and converted to money at an exchange rate lambda. The code deviates from
+the paper, or the paper from itself, in three points:
 
-- The appendix prints the rate as "$ per million FLOPs", at which a device token costs about 10^8 dollars. Read as $ per million *GFLOPs*,
-  a million tokens of BLOOM-1.1B cost 0.25 $ at the lower rate, compared with 0.14 to 60 $ at servers, which fits the paper's scenarios.
-- Equation 10 divides the L^2 d term by the number of heads, but Table 6 follows without that division. Here it is left out.
-- Table 6's column for BLOOM-560M doesn't follow from the shape given for it, however one reads it (its column in Table 7 adds up to 80 %).
+- The appendix prints the rate as "$ per million FLOPs", at which a device token would cost about 10^8 dollars. Read as $ per million
+  *GFLOPs*, a million tokens of BLOOM-1.1B cost 0.25 $ at the lower rate, compared with 0.14 to 60 $ at servers, which fits the paper's
+  scenarios.
+- Equation 10 divides the L^2 d term by the number of heads, but Table 6 was computed without that division. It is left out here.
+- Table 6's column for BLOOM-560M doesn't follow from the shape given for it, however you read it (its column in Table 7 adds up to 80 %).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ __all__ = ["RATE_DEVICE_CONSTRAINED", "RATE_SERVER_CONSTRAINED", "DeviceCosts", 
 __all__ += ["device_costs", "prefill_flops", "request_cost"]
 
 RATE_SERVER_CONSTRAINED = 0.3  # $ per million GFLOPs; Appendix E's rate for its server-constrained experiments
-RATE_DEVICE_CONSTRAINED = 5.0  # $ per million GFLOPs; for its device-constrained ones
+RATE_DEVICE_CONSTRAINED = 5.0  # $ per million GFLOPs; Appendix E's rate for its device-constrained experiments
 
 _REFERENCE_LENGTH = 64  # tokens; Table 6 covers 32 to 128
 _JOULES_PER_GFLOP = 0.35  # a phone decodes BLOOM-1.1B (0.82 GFLOPs a token) at 13.9 tokens/s with about 4 W; an estimate
@@ -44,7 +46,7 @@ class DeviceCosts(Struct, frozen=True, kw_only=True):
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """Tokens of one request on both sides, including the loser; ``server_cached`` is the part of the server's prompt found in its cache."""
+    """Tokens of one request on both sides, including a race's loser. ``server_cached`` counts prompt tokens found in the server's cache."""
 
     server_prompt: int = 0
     server_completion: int = 0
@@ -57,10 +59,10 @@ class RequestCost(Struct, frozen=True, kw_only=True):
     """The cost of one request.
 
     Args:
-        server: US dollars; None if the server's prices aren't known.
-        device_joules: estimated energy; None if the device model's shape isn't known.
+        server: money at the server in US dollars, or None if its prices aren't known.
+        device_joules: estimated energy on the device, or None if its model's shape isn't known.
         device: that energy in US dollars at the exchange rate.
-        total: unified cost (equation 8) in US dollars; None if a part of it isn't known.
+        total: unified cost (equation 8) in US dollars, or None if a part of it isn't known.
     """
 
     server: float | None
@@ -70,20 +72,20 @@ class RequestCost(Struct, frozen=True, kw_only=True):
 
     @property
     def known(self) -> float | None:
-        """The known cost in US dollars: ``total``, or only the money if the device's energy isn't known. None if a price isn't known."""
+        """The known cost in US dollars: ``total``, or else the server's money. None if the server's prices aren't known."""
         return self.server if self.total is None else self.total
 
 
 def prefill_flops(shape: ModelShape, length: int) -> float:
-    """Return the FLOPs per token of a prompt of ``length`` tokens: equations 9 and 10, as in Table 6.
+    """Return the FLOPs per token for a prompt of ``length`` tokens, by equations 9 and 10 as in Table 6.
 
-    The L^2 d term is for the whole prompt, so this is meant for the short prompts of that table.
+    The L^2 d term counts the whole prompt, so this is meant for short prompts as in that table.
     """
     return _base_flops(shape) + shape.layers * (length * length + length) * shape.width
 
 
 def decode_flops(shape: ModelShape, length: int) -> float:
-    """Return the FLOPs per generated token after ``length`` tokens: equations 9 and 11, as in Table 6."""
+    """Return the FLOPs per generated token after ``length`` tokens, by equations 9 and 11 as in Table 6."""
     return _base_flops(shape) + shape.layers * 2 * length * shape.width
 
 
@@ -94,13 +96,13 @@ def device_costs(
     length: int = _REFERENCE_LENGTH,
     joules_per_gflop: float = _JOULES_PER_GFLOP,
 ) -> DeviceCosts:
-    """Return the costs per token of a device model.
+    """Return a device model's costs per token.
 
     Args:
-        shape: shape of the model.
-        exchange_rate: lambda, US dollars per million GFLOPs: the worth of the user's battery.
-        length: number of tokens for which the costs are taken; Algorithm 1 treats them as constants.
-        joules_per_gflop: energy that the device needs.
+        shape: the model's shape.
+        exchange_rate: lambda in US dollars per million GFLOPs, which says how much the user's battery is worth.
+        length: number of tokens at which the costs are computed. Algorithm 1 treats costs as constants.
+        joules_per_gflop: energy that the device needs for a GFLOP.
 
     Raises:
         ConfigError: the rate is negative.
@@ -116,9 +118,9 @@ def device_costs(
 
 
 def constraint(prices: Prices | None, costs: DeviceCosts | None) -> Side:
-    """Return the constrained side (Algorithm 1): the device if its cheapest token costs more than the server's dearest.
+    """Return the constrained side (Algorithm 1). It is the device if its cheapest token costs more than the server's dearest token.
 
-    If one of the two isn't known, it is the server, because a bill is certain and the worth of a battery isn't.
+    If either cost isn't known, it is the server, because a bill is certain and the worth of a battery isn't.
     """
     if prices is None or costs is None:
         return "server"

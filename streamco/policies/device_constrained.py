@@ -1,10 +1,10 @@
-"""Device-constrained dispatch: the server starts at once, the device after a wait w(l) (DiSCo section 4.2, Algorithm 2).
+"""Device-constrained dispatch: the server starts at once, and the device after a wait w(l) (DiSCo section 4.2, Algorithm 2).
 
-A share alpha (``tail``) of the budget b protects the tail: for every prompt the device starts once the server takes longer than its
+A part alpha (``tail``) of the budget b protects the tail: for every prompt, the device starts if the server takes longer than its
 (1 - alpha) quantile, w_tail. The rest of the budget lets the device start at once for the shortest prompts, which cost least.
 
-Algorithm 2 deviates in line 18, which prints F(w*). The device starts only if the server has *not* answered by w*, so the factor here is
-1 - F(w*). A wait of w_tail already spends the tail's share on every length, so a wait of w costs only what it spends beyond that:
+This differs from Algorithm 2 in line 18, which prints F(w*). The device starts only if the server has *not* answered by w*, so the factor
+here is 1 - F(w*). A wait of w_tail already spends the tail's share on every length, so a wait of w costs only the additional
 (1 - F(w) - alpha) p(l) l / E[l]. Budgets are shares of E[l], the mean prompt.
 """
 
@@ -41,8 +41,8 @@ class DeviceConstrained(Struct, frozen=True, tag="device-constrained"):
     """A plan of Algorithm 2.
 
     Args:
-        limits: prompt lengths (tokens) up to which the corresponding wait applies; ascending.
-        waits: seconds, one more than limits; with None the device starts only if the server fails.
+        limits: prompt lengths in tokens, ascending. Each is the greatest length for which the corresponding wait is used.
+        waits: waits in seconds, one more than limits. With None the device starts only if the server fails.
         planned_share: expected share of all prompt tokens that the device processes.
     """
 
@@ -63,7 +63,7 @@ class DeviceConstrained(Struct, frozen=True, tag="device-constrained"):
             ttft: F, distribution of the server's time to first token.
             lengths: p(l), distribution of prompt lengths.
             budget: b, share of prompt tokens that the device may process, 0..1.
-            tail: alpha, part of the budget kept for the tail, 0..1.
+            tail: alpha, the part of the budget that is kept for the tail, 0..1.
 
         Raises:
             ConfigError: a share is outside 0..1.
@@ -94,23 +94,23 @@ class DeviceConstrained(Struct, frozen=True, tag="device-constrained"):
         return cls((int(lengths.lengths[immediate - 1]), partial), (0.0, wait, last), spent + used)
 
     def outcomes(self, length: int) -> Outcomes:
-        """Return the one decision for this length."""
+        """Return the only decision for this prompt length."""
         wait = self.waits[bisect_left(self.limits, length)]
         return ((1.0, Decision(wait, 0.0, "device-constrained", _reason(wait))),)
 
     def decide(self, length: int, rng: Random) -> Decision:
-        """Return the one decision for this length."""
+        """Return the only decision for this prompt length."""
         wait = self.waits[bisect_left(self.limits, length)]
         return Decision(wait, 0.0, "device-constrained", _reason(wait))
 
 
 class ProportionalWait(Struct, frozen=True, tag="proportional-wait"):
-    """A plan of equations 1 and 2, the paper's other rule: w(l) = min(beta l, w_tail), and 0 up to a threshold l_th.
+    """A plan by equations 1 and 2, the paper's other rule: w(l) = min(beta l, w_tail), but 0 for lengths up to a threshold l_th.
 
     Args:
-        threshold: l_th, tokens; up to here the device starts at once.
-        seconds_per_token: beta.
-        latest: w_tail, seconds; if None, the device starts only if the server fails.
+        threshold: l_th in tokens. For prompts up to this length, the device starts at once.
+        seconds_per_token: beta, the wait in seconds for each token of the prompt.
+        latest: w_tail in seconds. If None, the device starts only if the server fails.
         planned_share: expected share of all prompt tokens that the device processes.
     """
 
@@ -135,16 +135,16 @@ class ProportionalWait(Struct, frozen=True, tag="proportional-wait"):
         device: DeviceSpeed | None = None,
         threshold: int | None = None,
     ) -> ProportionalWait:
-        """Choose l_th, and then the beta that spends the rest of the budget, including the tail's part.
+        """Choose l_th, and then the beta with which the whole budget is spent, including the tail's part.
 
         Args:
             ttft: F, distribution of the server's time to first token.
             lengths: p(l), distribution of prompt lengths.
             budget: b, share of prompt tokens that the device may process, 0..1.
-            tail: alpha, part of the budget kept for the tail, 0..1.
-            device: speed of the device, by which l_th is chosen; None if not known.
-            threshold: l_th, tokens; None for the one with the lowest expected time to first token (the paper leaves it open). Without
-                ``device`` that is not known, so it is the highest one that the budget allows.
+            tail: alpha, the part of the budget that is kept for the tail, 0..1.
+            device: the device's speed, which is needed to choose the best l_th, or None if not known.
+            threshold: l_th in tokens. None chooses the one with the lowest expected time to first token (the paper leaves it open), or
+                without ``device`` the highest one that the budget allows.
 
         Raises:
             ConfigError: a share is outside 0..1.
@@ -162,23 +162,23 @@ class ProportionalWait(Struct, frozen=True, tag="proportional-wait"):
         return cls(candidate, float(slopes[0]), latest, float(shares[0]))
 
     def outcomes(self, length: int) -> Outcomes:
-        """Return the one decision for this length."""
+        """Return the only decision for this prompt length."""
         wait = self.latest
         if wait is not None:
             wait = 0.0 if length <= self.threshold else min(self.seconds_per_token * length, wait)
         return ((1.0, Decision(wait, 0.0, "proportional-wait", _reason(wait))),)
 
     def decide(self, length: int, rng: Random) -> Decision:
-        """Return the one decision for this length."""
+        """Return the only decision for this prompt length."""
         return self.outcomes(length)[0][1]
 
 
 def _rank_thresholds(
     ttft: TTFTDistribution, lengths: LengthDistribution, budget: float, latest: float, device: DeviceSpeed | None
 ) -> list[int]:
-    """Return candidates for l_th within the budget, best first by expected time to first token, or longest first without a device's speed.
+    """Return candidates for l_th within the budget, sorted by expected time to first token, or longest first if ``device`` is None.
 
-    The last one is 0. Times and lengths are reduced to a number of steps that can be searched between two requests.
+    The last candidate is 0. Times and lengths are reduced to so few steps that they can be searched between two requests.
     """
     ttft, lengths = ttft.compress(_THRESHOLD_SIZE), lengths.group(_THRESHOLD_SIZE)
     thresholds = np.concatenate(([0], lengths.lengths))
@@ -194,9 +194,9 @@ def _rank_thresholds(
 def _solve_slopes(
     ttft: TTFTDistribution, lengths: LengthDistribution, budget: float, latest: float, thresholds: Integers
 ) -> tuple[Floats, Floats]:
-    """Return, for each l_th, the lowest beta that keeps the budget, and the share of tokens that the device then processes.
+    """For each l_th, return the lowest beta that keeps the budget, and the share of tokens that the device then processes.
 
-    If no beta keeps it, every prompt longer than l_th waits w_tail, and the share is above the budget.
+    If no beta keeps the budget, every prompt longer than l_th waits w_tail, and the share is above the budget.
     """
     steps = np.concatenate(([1.0], ttft.survival))
 
@@ -214,7 +214,7 @@ def _solve_slopes(
 
 
 def _waits(lengths: LengthDistribution, slopes: Floats, latest: float, thresholds: Integers) -> Floats:
-    """Return the waits of equation 1, seconds; shape (thresholds, lengths)."""
+    """Return the waits by equation 1 in seconds, shape (thresholds, lengths)."""
     waits = np.minimum(np.multiply.outer(slopes, lengths.lengths), latest)
     return np.where(lengths.lengths[None, :] <= thresholds[:, None], 0.0, waits)
 

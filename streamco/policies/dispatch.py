@@ -1,7 +1,7 @@
 """Dispatch decisions: when each side starts, and the policies that need no plan (DiSCo section 4.2).
 
-A policy is a finished plan: frozen numbers that ``decide`` looks up. ``outcomes`` returns all decisions with their probabilities, for
-simulators and expected values. A policy with parameters makes its plan in its class method ``plan``.
+A policy is a finished plan, made of frozen numbers that ``decide`` looks up. ``outcomes`` returns all possible decisions with their
+probabilities, for simulators and expected values. A policy with parameters makes its plan in the class method ``plan``.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Side = Literal["device", "server"]
 
 
 class Decision(Struct, frozen=True):
-    """Decision for one request: when each side starts.
+    """Says when each side starts for one request.
 
     Args:
-        device_wait: seconds from the request to the device's start; None to start it only if the server fails.
-        server_wait: seconds from the request to the server's start; None to start it only if the device fails.
+        device_wait: seconds from the request to the device's start. None starts it only if the server fails.
+        server_wait: seconds from the request to the server's start. None starts it only if the device fails.
         policy: name of the policy that decided.
-        reason: a few words for the report.
-        explore: let the loser run to its first token, so that its time is measured in full.
+        reason: the reason in a few words, for the report.
+        explore: True to let the loser run to its first token, so that its time to first token is measured.
     """
 
     device_wait: float | None
@@ -39,25 +39,25 @@ class Decision(Struct, frozen=True):
 
     @property
     def is_hedged(self) -> bool:
-        """True if both sides may start though neither has failed."""
+        """True if both sides may start even if neither fails."""
         return self.device_wait is not None and self.server_wait is not None
 
 
 class DispatchPolicy(Protocol):
-    """The interface of a custom policy. Whatever it decides, the budget is kept, and a side that can't serve a request isn't asked."""
+    """The interface for custom policies. Whatever you decide, the budget is kept, and a side that can't serve a request isn't asked."""
 
     def decide(self, length: int, rng: Random) -> Decision:
-        """Return when each side starts.
+        """Decide when each side starts.
 
         Args:
             length: the prompt's length in tokens.
-            rng: the only source of randomness, so that equal seeds give equal decisions.
+            rng: the only random source that you may use, so that equal seeds give equal decisions.
         """
         ...
 
 
 Outcomes = tuple[tuple[float, Decision], ...]
-"""Decisions for one prompt length with their probabilities, which add up to 1."""
+"""Pairs of a probability and a decision for one prompt length. The probabilities add up to 1."""
 
 
 _DEVICE_ONLY = Decision(0.0, None, "device-only", "device alone")
@@ -68,10 +68,10 @@ _BOTH = Decision(0.0, 0.0, "both", "both at once")
 
 
 class DeviceOnly(Struct, frozen=True, tag="device-only"):
-    """The device alone.
+    """A policy that uses the device alone.
 
     Args:
-        is_strict: if True, the server is never used; if False, it is the fallback.
+        is_strict: if True, the server is never used. If False, it is the fallback.
     """
 
     is_strict: bool = True
@@ -82,19 +82,19 @@ class DeviceOnly(Struct, frozen=True, tag="device-only"):
         return "device-only" if self.is_strict else "device-first"
 
     def outcomes(self, length: int) -> Outcomes:
-        """Return the possible decisions with their chances: one, with chance 1, which starts the device at once."""
+        """Return the only possible decision, with probability 1: the device starts at once."""
         return ((1.0, _DEVICE_ONLY if self.is_strict else _DEVICE_FIRST),)
 
     def decide(self, length: int, rng: Random) -> Decision:
-        """Return the decision to start the device at once, whatever the prompt's length in tokens."""
+        """Start the device at once, whatever the prompt's length in tokens."""
         return _DEVICE_ONLY if self.is_strict else _DEVICE_FIRST
 
 
 class ServerOnly(Struct, frozen=True, tag="server-only"):
-    """The server alone.
+    """A policy that uses the server alone.
 
     Args:
-        is_strict: if True, the device is never used; if False, it is the fallback.
+        is_strict: if True, the device is never used. If False, it is the fallback.
     """
 
     is_strict: bool = True
@@ -105,16 +105,16 @@ class ServerOnly(Struct, frozen=True, tag="server-only"):
         return "server-only" if self.is_strict else "server-first"
 
     def outcomes(self, length: int) -> Outcomes:
-        """Return the possible decisions with their chances: one, with chance 1, which starts the server at once."""
+        """Return the only possible decision, with probability 1: the server starts at once."""
         return ((1.0, _SERVER_ONLY if self.is_strict else _SERVER_FIRST),)
 
     def decide(self, length: int, rng: Random) -> Decision:
-        """Return the decision to start the server at once, whatever the prompt's length in tokens."""
+        """Start the server at once, whatever the prompt's length in tokens."""
         return _SERVER_ONLY if self.is_strict else _SERVER_FIRST
 
 
 class BothAtOnce(Struct, frozen=True, tag="both"):
-    """Both sides at once, at any cost: the fastest policy, and the one that a learner uses while it has no measurements."""
+    """A policy that starts both sides at once, at any cost. It is the fastest, and learners use it until they have measurements."""
 
     @property
     def name(self) -> str:
@@ -122,16 +122,16 @@ class BothAtOnce(Struct, frozen=True, tag="both"):
         return "both"
 
     def outcomes(self, length: int) -> Outcomes:
-        """Return the possible decisions with their chances: one, with chance 1, which starts both sides at once."""
+        """Return the only possible decision, with probability 1: both sides start at once."""
         return ((1.0, _BOTH),)
 
     def decide(self, length: int, rng: Random) -> Decision:
-        """Return the decision to start both sides at once, whatever the prompt's length in tokens."""
+        """Start both sides at once, whatever the prompt's length in tokens."""
         return _BOTH
 
 
 def one_side(decision: Decision, side: Side, reason: str) -> Decision:
-    """Return a decision that starts ``side`` alone and at once; the other side is the fallback."""
+    """Return a decision that starts ``side`` alone and at once, with the other side as the fallback."""
     if side == "device":
         return Decision(0.0, None, decision.policy, reason)
     return Decision(None, 0.0, decision.policy, reason)

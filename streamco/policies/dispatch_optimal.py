@@ -1,15 +1,15 @@
-"""Optimal dispatch, not in the paper: the bound against which the paper's rules (DiSCo section 4.2) are compared.
+"""Optimal dispatch, which is not in the paper. It is the bound against which the paper's rules (DiSCo section 4.2) are measured.
 
-For each prompt length the wait minimises E[TTFT] + mu * cost. There is one price mu for all lengths, found by bisection so that the
+For each prompt length, the wait minimises E[TTFT] + mu * cost. There is one price mu for all lengths, found by bisection so that the
 expected cost meets the budget. At that price two sets of waits are equally good, one just below the budget and one just above. A random
 choice between them spends the whole budget. That is the optimum of the linear program over all (randomised) waits, so no rule that knows
 the same distributions does better on them.
 
-With E[min(T, x)] = G(x), the area below the server's survival curve up to x, d the device's time and w the wait of the side that joins:
+Let E[min(T, x)] = G(x) be the area below the server's survival curve up to x, d the device's time, and w the wait of the side that joins:
 
-- the device joins:  E[min(T, w + d)] = G(w + d); it starts with probability P(T > w). Only the steps of the curve can be optimal.
-- the server joins:  E[min(d, w + T)] = min(w, d) + G(d - w); it starts with probability P(d > w). Only 0 and the steps of d can be
-  optimal, so with a device without jitter the server starts at once or never.
+- If the device joins, E[min(T, w + d)] = G(w + d), and it starts with probability P(T > w). Only the steps of the curve can be optimal.
+- If the server joins, E[min(d, w + T)] = min(w, d) + G(d - w), and it starts with probability P(d > w). Only 0 and the steps of d can be
+  optimal, so if the device has no jitter, the server starts at once or never.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Optimal"]
 
-_NEVER = 60.0  # seconds for which an unanswered request counts, the default limit on first tokens
+_NEVER = 60.0  # seconds that an unanswered request counts as, the default limit on first tokens
 _TAIL = 0.01  # tail_weight weighs the mean of the slowest hundredth
 _LEVELS = 9  # of each grid
 _ROUNDS = 60  # of bisection, after which the price is exact to the last bit
@@ -46,13 +46,14 @@ class Optimal(Struct, frozen=True, tag="optimal"):
     """A plan of the optimal policy.
 
     Args:
-        constrained: the side that starts after a wait; the other starts at once.
-        limits: prompt lengths (tokens) up to which the corresponding waits apply; ascending. The last waits also apply to longer prompts.
-        waits: the set of waits below the budget, in seconds; None to start only if the other side fails.
+        constrained: the side that starts after a wait. The other side starts at once.
+        limits: prompt lengths in tokens, ascending. Each is the greatest length for which the corresponding waits are used, but the last
+            waits are also used for longer prompts.
+        waits: the set of waits below the budget, in seconds. With None the side starts only if the other side fails.
         costlier_waits: the set of waits above the budget, in seconds.
         costlier_share: probability of that set, 0..1.
         planned_share: expected share of all prompt tokens that the constrained side processes.
-        planned_ttft: expected time to first token on the plan's own distributions, seconds.
+        planned_ttft: expected time to first token on the plan's own distributions, in seconds.
     """
 
     constrained: Side
@@ -86,12 +87,12 @@ class Optimal(Struct, frozen=True, tag="optimal"):
         Args:
             ttft: distribution of the server's time to first token T.
             lengths: distribution of prompt lengths.
-            device: speed of the device.
+            device: the device's speed.
             budget: b, share of prompt tokens that the constrained side may process, 0..1.
             constraint: the constrained side.
             tail_weight: weight of the mean of the slowest hundredth, relative to the mean of all, 0 or more.
-            candidates: maximum number of waits to try; the result is exact if the curve has no more steps.
-            groups: maximum number of groups of lengths; the result is exact if there are no more lengths.
+            candidates: maximum number of waits to try. The result is exact if the curve has no more steps than this.
+            groups: maximum number of groups of lengths. The result is exact if there are no more lengths than this.
 
         Raises:
             ConfigError: a share is outside 0..1, or the weight is negative.
@@ -111,7 +112,7 @@ class Optimal(Struct, frozen=True, tag="optimal"):
         return cls(constraint, tuple(lengths.lengths.tolist()), waits[0], waits[1], share, planned[0], planned[1])
 
     def outcomes(self, length: int) -> Outcomes:
-        """Return one decision, or the two from which one is drawn."""
+        """Return the only decision for this prompt length, or the two from which ``decide`` draws."""
         index = min(bisect_left(self.limits, length), len(self.limits) - 1)
         low, high = self.waits[index], self.costlier_waits[index]
         if low == high:
@@ -119,7 +120,7 @@ class Optimal(Struct, frozen=True, tag="optimal"):
         return ((1.0 - self.costlier_share, self._decision(low)), (self.costlier_share, self._decision(high)))
 
     def decide(self, length: int, rng: Random) -> Decision:
-        """Return the decision for this length; ``rng`` is used only if the two sets differ."""
+        """Return a decision for this prompt length. ``rng`` is used only if the two sets of waits differ here."""
         index = min(bisect_left(self.limits, length), len(self.limits) - 1)
         low, high = self.waits[index], self.costlier_waits[index]
         return self._decision(high if low != high and rng.random() < self.costlier_share else low)
@@ -133,13 +134,13 @@ class Optimal(Struct, frozen=True, tag="optimal"):
 
 
 class _Table:
-    """Effects of each candidate wait for each length; arrays of shape (candidates, lengths).
+    """The effects of each candidate wait for each length, as arrays of shape (candidates, lengths).
 
     Args:
-        waits: seconds; inf for never.
+        waits: waits in seconds, or inf to never start.
         starts: probability that the waiting side is started.
         expected: function from a limit in seconds to E[min(TTFT, limit)] in seconds.
-        levels: possible times to first token, seconds.
+        levels: possible times to first token in seconds.
 
     Attributes:
         mean: E[TTFT] in seconds.
@@ -154,7 +155,7 @@ class _Table:
 
 
 def _device_joins(ttft: TTFTDistribution, times: Floats, candidates: int) -> _Table:
-    """Return the table of waits at the steps of the server's curve. ``times`` of the device have shape (lengths, jitter)."""
+    """Return the table for waits at the steps of the server's curve. ``times`` are the device's times, shape (lengths, jitter)."""
     curve = ttft.compress(candidates)
     waits = np.unique(np.concatenate(([0.0], curve.times)))
     starts = np.array([ttft.survival_at(wait) for wait in waits])
@@ -172,7 +173,7 @@ def _device_joins(ttft: TTFTDistribution, times: Floats, candidates: int) -> _Ta
 
 
 def _server_joins(ttft: TTFTDistribution, times: Floats) -> _Table:
-    """Return the table of waits of 0 and of each of the device's equally likely times; after the last one the server never starts."""
+    """Return the table for a wait of 0 and waits of each of the device's equally likely times. The last wait never starts the server."""
     ordered = np.sort(times, axis=1)
     waits = np.vstack([np.zeros(times.shape[0]), ordered.T])
     starts = (ordered[None, :, :] > waits[:, :, None]).mean(axis=2)
@@ -187,10 +188,10 @@ def _server_joins(ttft: TTFTDistribution, times: Floats) -> _Table:
 
 
 def _choose_waits(table: _Table, weights: Floats, costs: Floats, budget: float, tail_weight: float) -> tuple[Choice, Choice, float]:
-    """Return the two sets of waits and the probability of the costlier one.
+    """Return the two sets of waits and the probability of the costlier set.
 
     With a tail weight, the mean of the slowest share s is min over q of q + E[(TTFT - q)+] / s (Rockafellar and Uryasev 2000). So every q
-    gives a problem without a tail. A coarse grid of q is tried, then a fine one around the best.
+    gives a problem without a tail. A coarse grid of q is tried first, and then a fine grid around the best q.
     """
     mean = table.mean
     best = _solve(mean * weights, costs, budget)
@@ -211,14 +212,14 @@ def _choose_waits(table: _Table, weights: Floats, costs: Floats, budget: float, 
 
 
 def _mix(values: Floats, rows: Choice, low: Choice, high: Choice, share: float) -> float:
-    """Return the sum of values when the second choice is taken with probability ``share``."""
+    """Return the expected sum of values if the second choice is taken with probability ``share``."""
     return float((1 - share) * values[low, rows].sum() + share * values[high, rows].sum())
 
 
 def _solve(values: Floats, costs: Floats, budget: float) -> tuple[Choice, Choice, float]:
-    """Return the candidates, one for each length, with the least sum of values at an expected sum of costs equal to the budget.
+    """Choose one candidate for each length so that the sum of values is lowest and the expected sum of costs equals the budget.
 
-    The result is a set within the budget, a set above it, and the probability of the second. The cheapest candidates cost nothing.
+    The result is a set within the budget, a set above it, and the probability of the second set. The cheapest candidates cost nothing.
     """
     rows = np.arange(values.shape[1])
 

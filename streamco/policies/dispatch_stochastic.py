@@ -17,10 +17,10 @@ _BOTH = Decision(0.0, 0.0, "stochastic", "both at once")
 
 
 class Stochastic(Struct, frozen=True, tag="stochastic"):
-    """A policy in which the constrained side joins at random, and then both run at once.
+    """A policy that starts the constrained side at random, at the same time as the other side.
 
     Args:
-        constrained: the side that joins; the other always runs.
+        constrained: the side that joins at random. The other side always runs.
         probability: b, the budget, 0..1.
     """
 
@@ -39,7 +39,7 @@ class Stochastic(Struct, frozen=True, tag="stochastic"):
 
     @classmethod
     def plan(cls, constrained: Side, budget: float) -> Stochastic:
-        """Return the policy that spends the whole budget.
+        """Return a policy that spends the whole budget.
 
         Raises:
             ConfigError: the budget is outside 0..1.
@@ -48,7 +48,7 @@ class Stochastic(Struct, frozen=True, tag="stochastic"):
         return cls(constrained, budget)
 
     def outcomes(self, length: int) -> Outcomes:
-        """Return two decisions, the same for every length."""
+        """Return the two possible decisions, which are the same for every prompt length."""
         return ((self.probability, _BOTH), (1.0 - self.probability, self._alone))
 
     def decide(self, length: int, rng: Random) -> Decision:

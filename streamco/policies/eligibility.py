@@ -1,8 +1,8 @@
-"""Eligibility: which sides can serve a request at all, before the dispatch policy chooses.
+"""Eligibility: which sides can serve a request at all. This is checked before the dispatch policy chooses.
 
-A request goes to both sides only if both can serve it. Otherwise it goes to the one that can, and the reason goes into the report. A
-request gate keeps requests away from a device model that isn't good enough for them. The paper assumes a device model that is good enough
-for all (DiSCo section 6).
+A request goes to both sides only if both can serve it. Otherwise it goes to the side that can, and the report gives the reason. A request
+gate keeps requests away from a device model that isn't good enough for them. The paper assumes a device model that is good enough for all
+requests (DiSCo section 6).
 """
 
 from __future__ import annotations
@@ -38,15 +38,17 @@ class RequestFacts(Struct, frozen=True, kw_only=True):
     """The properties of a request that decide which side can serve it.
 
     Args:
-        prompt_tokens: length in the device's tokens, including the template; if that isn't available, in the server's, or an estimate.
-        is_estimated: ``prompt_tokens`` is an estimate, which may be far off. It is used to choose between sides, never to rule one out.
-        counts: for each endpoint's name, the length by its own model's tokenizer; endpoints that can't count are left out.
-        max_tokens: maximum tokens of the answer; None if no limit was requested.
-        prompt_chars: characters of the prompt; None if not counted.
-        task: the caller's name for the kind of task; None if none was given.
-        choices: OpenAI's ``n``.
+        prompt_tokens: the prompt's length in the device's tokens, with the template. If the device can't count, this is the length in the
+            server's tokens, or an estimate.
+        is_estimated: True if ``prompt_tokens`` is an estimate, which may be far off. An estimate helps to choose between sides but never
+            rules a side out.
+        counts: the prompt's length by each endpoint's own tokenizer, by endpoint name. Endpoints that can't count are left out.
+        max_tokens: maximum number of tokens in the answer, or None if no limit was requested.
+        prompt_chars: number of characters in the prompt, or None if not counted.
+        task: the caller's name for the kind of task, or None if none was given.
+        choices: number of choices requested, OpenAI's ``n``.
         server_fields: names of the fields that only a server honours.
-        other_parts: type and place of each message part that isn't text, as in "messages[1].content[0]: type 'image_url'".
+        other_parts: place and type of each message part that isn't text, as in "messages[1].content[0]: type 'image_url'".
     """
 
     prompt_tokens: int
@@ -64,14 +66,14 @@ class RequestFacts(Struct, frozen=True, kw_only=True):
 
 
 class SideFacts(Struct, frozen=True, kw_only=True):
-    """Capabilities of a side.
+    """What a side can do.
 
     Args:
-        context_tokens: maximum length of prompt and answer together; None if not known.
-        prompt_tokens: the prompt's length by this side's own tokenizer; None for the request's.
-        is_estimated: that length is an estimate. If it exceeds the context, the side is the fallback of one that has room.
-        shortens: an answer that is too long is generated as far as it fits; if False, the side refuses such a request.
-        all_fields: the side knows every field of a request, or reports itself that it doesn't.
+        context_tokens: maximum length of prompt and answer together, or None if not known.
+        prompt_tokens: the prompt's length by this side's own tokenizer. None means that ``RequestFacts.prompt_tokens`` is used.
+        is_estimated: True if that length is an estimate. If it exceeds the context, the side becomes the fallback of a side that has room.
+        shortens: True if the side cuts an answer that is too long for its context, False if it refuses the request.
+        all_fields: True if the side knows every field of a request, or reports the fields that it doesn't know itself.
     """
 
     context_tokens: int | None = None
@@ -89,12 +91,12 @@ Gate = Callable[[RequestFacts], bool]  # returns True if the device model is goo
 
 
 class RequestGate(Options, frozen=True, kw_only=True):
-    """A request gate made of thresholds. The device is used only if every one that is set is met.
+    """A request gate made of limits. The device is used only if a request is within every limit that is set.
 
     Args:
         longest_prompt_tokens: longer prompts are kept away from the device.
-        longest_prompt_chars: the same in characters; a request whose characters weren't counted passes.
-        tasks: the tasks that the device model is good enough for; a request without a task doesn't pass.
+        longest_prompt_chars: the same limit in characters. A request whose characters weren't counted passes.
+        tasks: the tasks for which the device model is good enough. A request without a task doesn't pass.
     """
 
     longest_prompt_tokens: int | None = None
@@ -121,8 +123,8 @@ class Exclusion(Struct, frozen=True):
 
     Args:
         text: the reason in words.
-        field: the field of the request that it is about; None if there is none.
-        code: OpenAI's machine-readable reason; None if there is none.
+        field: the request's field that causes it, or None if no field does.
+        code: OpenAI's machine-readable error code, or None if there is none.
     """
 
     text: str
@@ -134,11 +136,11 @@ class Eligibility(Struct, frozen=True, kw_only=True):
     """The sides that may serve a request.
 
     Args:
-        device: the device may serve it, first or as the fallback.
-        server: the server may serve it, first or as the fallback.
-        hedge: both may run at once; if False, one may only be the fallback of the other.
-        first: the side that begins because by an estimate the prompt may be too long for the other one; None if the policy decides.
-        reason: why a side or hedging is excluded; "" if nothing is.
+        device: True if the device may serve the request, first or as the fallback.
+        server: True if the server may serve the request, first or as the fallback.
+        hedge: True if both may run at once, False if one may only be the fallback of the other.
+        first: the side that begins because, by an estimate, the prompt may be too long for the other side. None if the policy decides.
+        reason: why a side or hedging is excluded, or "" if nothing is.
     """
 
     device: bool
@@ -157,15 +159,15 @@ def check_eligibility(
     hedge_tools: bool = False,
     kept_out_by: str = "",
 ) -> Eligibility:
-    """Return which sides can serve a request.
+    """Decide which sides can serve a request.
 
     Args:
-        request: properties of the request.
-        device: capabilities of the device; None if there is no device.
-        server: capabilities of the server; None if there is no server.
-        gate: the request gate; if None, the device model is good enough for every request.
-        hedge_tools: allow both sides at once even for requests with tools, though their calls may have side effects.
-        kept_out_by: the setting that keeps out the side that is None; "" if there is no such side.
+        request: the request's properties.
+        device: what the device can do, or None if there is no device.
+        server: what the server can do, or None if there is no server.
+        gate: the request gate. None means that the device model is good enough for every request.
+        hedge_tools: True to allow both sides at once even for requests with tools, although tool calls may have side effects.
+        kept_out_by: the setting that excludes the side that is None, or "" if no setting does.
     """
     from_device = _absence("device", kept_out_by) if device is None else _why_not(request, device)
     if not from_device and gate is not None and not gate(request):
@@ -191,10 +193,10 @@ def _absence(side: Side, kept_out_by: str) -> str:
 
 
 def restrict(decision: Decision, eligibility: Eligibility) -> Decision:
-    """Return the decision restricted to the eligible sides.
+    """Restrict a decision to the eligible sides.
 
-    If both sides may serve but not at once, one is kept: the one that has to begin, otherwise the one that would start first (the server
-    if both would start at once). The caller must not use a side that is not eligible as the fallback.
+    If both sides may serve but not at once, only one is kept. That is ``eligibility.first`` or, if that is None, the side that would start
+    first (the server if both would start at once). The caller must not use a side that is not eligible as the fallback.
     """
     if eligibility.first is not None:
         return one_side(decision, eligibility.first, eligibility.reason)
@@ -208,7 +210,7 @@ def restrict(decision: Decision, eligibility: Eligibility) -> Decision:
 
 
 def why_late(request: RequestFacts, side: SideFacts) -> str:
-    """Return why a side is asked after others that may serve the request (by an estimate it has no room), or "" if it isn't."""
+    """Return why a side should only be a fallback, because by an estimate the request exceeds its context, or "" if it fits."""
     if not side.is_estimated or side.context_tokens is None:
         return ""
     wanted = _prompt_tokens(request, side) + _answer_tokens(request, side)
@@ -220,8 +222,8 @@ def why_late(request: RequestFacts, side: SideFacts) -> str:
 def exclusions(request: RequestFacts, side: SideFacts) -> list[Exclusion]:
     """Return all reasons why a side can't serve a request, or [] if it can.
 
-    Only a count by the side's own tokenizer is a reason, not an estimate. A prompt without a count is only known not to be
-    empty.
+    A prompt's length is a reason only if the side's own tokenizer counted it, not if it is an estimate. Without a count, a prompt is only
+    known not to be empty.
     """
     found: list[Exclusion] = []
     if side.context_tokens is not None:
@@ -245,10 +247,10 @@ def exclusions(request: RequestFacts, side: SideFacts) -> list[Exclusion]:
 
 
 def why_refused(request: RequestFacts, sides: Sequence[SideFacts]) -> Exclusion | None:
-    """Return the reason that an error names if none of these sides can serve a request, or None if no single one is to blame.
+    """Return the reason that an error should name if none of these sides can serve a request, or None if there is none.
 
-    If a shorter prompt would help, because one side has no other objection, that is the reason; otherwise it is the objection that all
-    sides share, or the last side's.
+    If a shorter prompt would help, because one side has no other objection, the reason is the prompt's length. Otherwise it is an objection
+    that all sides share, or else one of the last side.
     """
     each = [exclusions(request, side) for side in sides]
     too_long = [found[0] for found in each if len(found) == 1 and found[0].code == CONTEXT_EXCEEDED]
@@ -269,7 +271,7 @@ def _prompt_tokens(request: RequestFacts, side: SideFacts) -> int:
 
 
 def _answer_tokens(request: RequestFacts, side: SideFacts) -> int:
-    """Return for how many tokens of the answer a side must have room."""
+    """Return how many tokens of the answer a side must have room for."""
     return 1 if side.shortens else request.max_tokens or 1
 
 

@@ -1,12 +1,12 @@
 """Importance of tokens: the column sums of the attention matrix (Synera sections 3.2 and 4.2).
 
-Row i of the attention matrix is the attention that token i pays to each token up to itself; it sums to 1. The importance of a token is the
-sum of its column. Rows of later tokens don't exist yet, so a recent token's sum has fewer terms than an old one's. Therefore a chunk is
-compared with other chunks of the same age, and thresholds are profiled with the same rows as are read at run time.
+Row i of the attention matrix is the attention that token i pays to each token up to itself, and adds up to 1. The importance of a token is
+the sum of its column. Rows of later tokens don't exist yet, so a recent token's sum has fewer terms than an old token's sum. Therefore a
+chunk is compared with other chunks of the same age, and thresholds are profiled with the same rows that are read at run time.
 
 The layers and rows to read were chosen by measurement (docs/research/papers.md). Each chunk of the target's answers was left to the draft
-model in turn, and its importance was compared with the loss in the rest of the answer. Rank correlations with SmolLM2 (Q2_K or pruned, for
-Q8_0; Alpaca and XSum, 2,250 chunks), lowest and highest of the four cases:
+model in turn, and its importance was compared with the loss in the rest of the answer. These are the rank correlations with SmolLM2 (Q2_K
+or pruned, for Q8_0; Alpaca and XSum, 2,250 chunks), lowest and highest of the four cases:
 
     last four layers, rows of the chunk itself      0.07 to 0.21; more layers are no better in every case
     last layer alone                               -0.13 to 0.13
@@ -26,7 +26,7 @@ from streamco.errors import ConfigError
 
 __all__ = ["LAYERS", "chunk_importance", "column_sums", "draft_importance"]
 
-LAYERS = (-4, -3, -2, -1)  # to read, counted from the last one; reading them takes under a tenth of a token's time
+LAYERS = (-4, -3, -2, -1)  # layers to read, counted from the last one; reading them takes under a tenth of a token's time
 
 Floats = NDArray[np.float64] | NDArray[np.float32]
 
@@ -35,11 +35,11 @@ def column_sums(rows: Iterable[Floats]) -> NDArray[np.float64]:
     """Return the importance of every token that has a column.
 
     Args:
-        rows: each is the attention of one token, in order, shape (..., keys); the axes before the keys (layers, heads) are averaged. Later
-            rows may be longer, because a cache grows. A matrix of shape (queries, keys) is a sequence of rows.
+        rows: the attention of each token, in order, each row of shape (..., keys). The axes before the keys (layers, heads) are averaged.
+            Later rows may be longer, because a cache grows. A matrix of shape (queries, keys) is a sequence of rows.
 
     Returns:
-        Shape (keys of the longest row,).
+        The importances, shape (keys of the longest row,).
 
     Raises:
         ConfigError: a row has no axis of keys.
@@ -52,9 +52,9 @@ def column_sums(rows: Iterable[Floats]) -> NDArray[np.float64]:
 
 
 def chunk_importance(sums: NDArray[np.float64], start: int, count: int) -> float:
-    """Return the i of P_imp, the mean importance of the draft tokens at positions ``start`` to ``start + count - 1``.
+    """Return i, the mean importance of the draft tokens at positions ``start`` to ``start + count - 1``, for P_imp.
 
-    A token without a column is left out, because the newest may not have been decoded yet. If none is left, the result is 0.
+    Tokens without a column are left out, because the newest may not have been decoded yet. If none are left, the result is 0.
 
     Raises:
         ConfigError: ``start`` is below 0, or ``count`` below 1.
@@ -66,10 +66,10 @@ def chunk_importance(sums: NDArray[np.float64], start: int, count: int) -> float
 
 
 def draft_importance(rows: Sequence[Floats]) -> float:
-    """Return the i of a draft in progress, the mean importance of its tokens that have a row.
+    """Return i for a draft in progress, the mean importance of the tokens that have a row.
 
     Args:
-        rows: attention of each draft token, from the first on, to the draft's tokens up to itself, each of shape (layers, n).
+        rows: the attention of each draft token, beginning with the first, to the draft's tokens up to itself, each of shape (layers, n).
 
     Raises:
         ConfigError: there are no rows.

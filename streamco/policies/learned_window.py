@@ -1,24 +1,23 @@
 """Learned window: a small network proposes the window gamma (DSD section 4, "adaptive window control").
 
-The paper trains a residual network of two blocks with SiLU, by an exhaustive sweep of windows in a simulator. The network maps five numbers
-to the best window: the queue's utilisation q_depth, the acceptance rate alpha, the link's round trip RTT, the target's time per token TPOT,
-    and
-the previous window. The deviations from it:
+The paper trains a residual network of two blocks with SiLU, by trying all windows in a simulator. The network maps five numbers to the best
+window: the queue's utilisation q_depth, the acceptance rate alpha, the link's round trip RTT, the target's time per token TPOT, and the
+previous window. This network differs from it in:
 
-- *Inputs.* The wait for a verdict takes the place of RTT, which is a part of it. The other numbers that decide the best window are added:
-  the time of a draft step, the hit rate of branches, and how much slower a step on all branches is than one on the draft alone. Times are
-  logarithms of multiples of TPOT, because a world in which everything takes twice as long has the same best window. Inputs are clamped to
-  the range seen in training.
-- *Outputs.* The paper's network has one output. This one has two: a preference, which is the best window or 0 for fused mode, and the
-  window if drafting is chosen. Between worlds that need fused mode and worlds that need ten tokens, the first passes through windows that
-  are good in neither, so it decides the mode alone. At 1 or less, half-way between fused mode and the smallest window, fused mode is
-  proposed, and ``mode_switch.ModeSwitch`` takes it after two proposals in a row. Clamping and smoothing (section 4.4) are done by
-  ``window.Stabiliser``.
-- *Length of one draft.* The network sees means, so its window suits an average draft. A draft of higher confidence continues, and one of
-  lower confidence ends early: when the probability that all of it is accepted falls below an average draft's of ``window`` tokens.
-  The paper has no such rule.
+- *Inputs.* The wait for a verdict replaces RTT, which is a part of it. The other numbers that decide the best window are added: the time of
+  a draft step, the hit rate of branches, and how much slower a step on all branches is than a step on the draft alone. Times are logarithms
+  of multiples of TPOT, because a world in which everything takes twice as long has the same best window. Inputs are clamped to the range
+  seen in training.
+- *Outputs.* The paper's network has one output. This network has two: a preference, which is the best window or 0 for fused mode, and the
+  window if drafting is chosen. Between worlds that need fused mode and worlds that need ten tokens, the preference passes through windows
+  that are good in neither, so it is only used to decide the mode. At 1 or less, half-way between fused mode and the smallest window, fused
+  mode is proposed, and ``mode_switch.ModeSwitch`` accepts it after two proposals in a row. ``window.Stabiliser`` clamps and smooths
+  (section 4.4).
+- *Length of one draft.* The network sees means, so its window suits an average draft. A draft of higher confidence continues. A draft of
+  lower confidence ends early, as soon as it is less likely to be accepted whole than an average draft of ``window`` tokens. The paper has
+  no such rule.
 
-The weights are in ``windownet.json``, together with how they were trained.
+The weights are in ``windownet.json``, which also says how they were trained.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ from streamco.policies.window import DEFAULT, MAX_WINDOW, WindowState, is_fused
 __all__ = ["INPUTS", "MIN_DRAFT", "Adaptive", "Layer", "WindowNet", "WindowWeights", "inputs_of", "packaged_weights"]
 
 INPUTS = ("queue_depth", "acceptance", "wait_steps", "draft_steps", "hit_rate", "slowdown", "previous")
-MIN_DRAFT = 2  # tokens: the window of a round that is tried although fused mode is proposed
-_MAX_STRETCH = 2  # windows: the length of the surest draft
+MIN_DRAFT = 2  # tokens; the window of a round that is tried although fused mode is proposed
+_MAX_STRETCH = 2  # windows; the length of the surest draft
 _MIN_ROUNDS = 8.0  # rounds until calibrated confidences are used
 _STAIR = 4  # tokens by which a window may be longer than the network's in order to fill a stair of the row costs
 _STEEP = 0.15  # share of the wait for a verdict that the rows between the ends of that range may cost and still count as free
@@ -50,7 +49,7 @@ _MIN_STEPS = 1e-3  # steps of the target; shorter times make no difference
 
 
 class Layer(Struct, frozen=True):
-    """One layer of a network: ``weights`` of shape (outputs, inputs), ``bias`` of shape (outputs,)."""
+    """One layer of a network, with ``weights`` of shape (outputs, inputs) and ``bias`` of shape (outputs,)."""
 
     weights: tuple[tuple[float, ...], ...]
     bias: tuple[float, ...]
@@ -60,13 +59,13 @@ class WindowWeights(Struct, frozen=True, kw_only=True):
     """Weights of a trained network.
 
     Args:
-        made: how it was trained, from which data, and its error on unseen worlds.
+        made: how the network was trained, from which data, and its error on unseen worlds.
         inputs: names of the inputs, in order.
-        mean, deviation: mean and standard deviation of each input in training, by which it is normalised.
+        mean, deviation: mean and standard deviation of each input in training, which normalise the input.
         low, high: minimum and maximum of each input in training.
         entry: the layer after the inputs, with SiLU.
         blocks: (inner, outer) of each residual block: x + outer(SiLU(inner(x))).
-        exit: the layer that gives the preference and the window.
+        exit: the layer whose outputs are the preference and the window.
 
     Raises:
         ConfigError: the shapes or inputs don't fit.
@@ -97,12 +96,11 @@ class WindowWeights(Struct, frozen=True, kw_only=True):
 
 
 class WindowNet:
-    """Evaluates a network. It holds scratch buffers, so each pair of models has its own.
+    """Evaluates a network. It has scratch buffers, so each pair of models needs its own.
 
     It makes few numpy calls, because each call takes longer than its arithmetic: 17 calls take 12 us, while lists of floats take 170. A 1
-        is
-    appended to every vector, so that a layer's bias is a column of its weights. With h = x / 2, SiLU(x) is h + h tanh h, so the layers
-    before a SiLU are stored halved. The normalisation of the inputs is in the weights of the first layer.
+    is appended to every vector, so that a layer's bias is a column of its weights. With h = x / 2, SiLU(x) is h + h tanh h, so the weights
+    of layers before a SiLU are stored halved. The weights of the first layer include the normalisation of the inputs.
     """
 
     def __init__(self, weights: WindowWeights) -> None:
@@ -119,7 +117,7 @@ class WindowNet:
         self._scratch, self._ones = np.empty(width, dtype=np.float32), np.ones(width, dtype=np.float32)
 
     def evaluate(self, inputs: Sequence[float]) -> tuple[float, float]:
-        """Return (preference, window) for these inputs, both in tokens; a preference of 0 is fused mode."""
+        """Return (preference, window) for these inputs, both in tokens. A preference of 0 means fused mode."""
         add, multiply, tanh = np.add, np.multiply, np.tanh
         held, inner, scratch, ones = self._held[:-1], self._inner[:-1], self._scratch, self._ones
         self._given[:-1] = [min(high, max(low, value)) for value, (low, high) in zip(inputs, self._bounds, strict=True)]
@@ -136,13 +134,13 @@ class WindowNet:
 
 
 class Adaptive:
-    """The learned window policy; one for each pair of models. Implements ``WindowPolicy``, ``DecidesFusedMode`` and ``EndsDraftsEarly``.
+    """The learned window policy, one for each pair of models. Implements ``WindowPolicy``, ``DecidesFusedMode`` and ``EndsDraftsEarly``.
 
     Args:
-        first: window of the first round, and while the times aren't known, tokens.
-        max_window: maximum window, tokens.
-        may_fuse: True if the target can generate alone; otherwise fused mode is never proposed.
-        weights: weights of the network; None for the packaged ones.
+        first: window in tokens for the first round, and as long as the times aren't known.
+        max_window: maximum window in tokens.
+        may_fuse: True if the target can generate alone. Otherwise fused mode is never proposed.
+        weights: the network's weights, or None for the weights in the package.
     """
 
     name = "adaptive"
@@ -156,7 +154,7 @@ class Adaptive:
         self._net = WindowNet(weights or packaged_weights())
 
     def propose(self, state: WindowState) -> float:
-        """Return the network's window for the last rounds; 1 or less means fused mode."""
+        """Return the network's window after the last rounds. 1 or less means fused mode."""
         if state.acceptance is None or state.draft_step <= 0.0 or state.wait <= 0.0 or state.tpot <= 0.0:
             return float(self.first)
         preference, window = self._net.evaluate(inputs_of(state))
@@ -166,9 +164,10 @@ class Adaptive:
         return window if state.row_costs is None else self._fit_stairs(state, window)
 
     def _fit_stairs(self, state: WindowState, window: float) -> float:
-        """Return the fastest window by the row costs, at most a stair above the network's, or the network's if rows cost little.
+        """Return the window that is fastest by the row costs, or the network's window if rows cost little.
 
-        The network was trained where one more row costs little, as on a GPU.
+        The result is at most ``_STAIR`` tokens above the network's window. The network was trained where one more row costs little, as on a
+        GPU.
         """
         assert state.row_costs is not None
         low, high = MIN_DRAFT, min(self.max_window, round(window) + _STAIR)
@@ -180,16 +179,16 @@ class Adaptive:
         return float(max(rates, key=lambda tokens: (rates[tokens], -abs(tokens - window))))
 
     def max_draft_tokens(self, state: WindowState, window: int) -> int:
-        """Return the maximum length of a draft, as ``EndsDraftsEarly`` defines it."""
+        """Return the maximum length of a draft in tokens; see ``EndsDraftsEarly``."""
         return max(window, min(self.max_window, _MAX_STRETCH * window)) if state.rounds >= _MIN_ROUNDS else window
 
     def min_acceptance(self, state: WindowState, window: float) -> float:
-        """Return the probability that an average draft of ``window`` tokens is accepted whole, to the nearest token."""
+        """Return the probability that an average draft of ``window`` tokens is accepted whole, below which a draft ends."""
         return math.pow(state.calibrated_acceptance, window - 0.5) if state.rounds >= _MIN_ROUNDS else 0.0
 
 
 def inputs_of(state: WindowState) -> tuple[float, ...]:
-    """Return the network's inputs, in the order of ``INPUTS``; acceptance and times must be known."""
+    """Return the network's inputs, in the order of ``INPUTS``. The acceptance and the times must be known."""
     assert state.acceptance is not None
     return (
         state.queue_depth,
@@ -204,10 +203,10 @@ def inputs_of(state: WindowState) -> tuple[float, ...]:
 
 @cache
 def packaged_weights() -> WindowWeights:
-    """Return the weights in the package."""
+    """Return the weights that come with the package."""
     return msgspec.json.decode((resources.files("streamco.policies") / "windownet.json").read_bytes(), type=WindowWeights)
 
 
 def _matrix(weights: ArrayLike, bias: ArrayLike) -> NDArray[np.float32]:
-    """Return a matrix of shape (outputs, inputs + 1): the last column is the bias, for the appended 1."""
+    """Return a layer as one matrix of shape (outputs, inputs + 1). The last column is the bias, for the appended 1."""
     return np.ascontiguousarray(np.column_stack([weights, bias]), dtype=np.float32)

@@ -1,16 +1,17 @@
-"""Migration: whether an answer should move to a cheaper endpoint, and when the reader won't notice it (DiSCo 4.3, equations 4 to 6).
+"""Migration: whether an answer should move to a cheaper endpoint, and when the reader won't notice (DiSCo 4.3, equations 4 to 6).
 
-The *source* writes the answer and the *target* would continue it. Moving pays if the target saves more on the remaining tokens than the
-move costs (equation 4, ``net_saving``): the target has to read the prompt and the answer so far, and the source continues at its own price
-until the reader's buffer covers the change. That takes B = r_c t_m tokens (equation 6, ``buffer_needed``), with r_c the reader's tokens per
-second and t_m the seconds from the request at the target to its first token.
+The *source* writes the answer and the *target* would continue it. A move pays if the target saves more on the remaining tokens than the
+move costs (equation 4, ``net_saving``). The cost is that the target has to read the prompt and the answer so far, and that the source
+continues at its own price until the reader's buffer covers the change. That takes B = r_c t_m tokens (equation 6, ``buffer_needed``), where
+r_c is the reader's speed in tokens per second and t_m the time in seconds from the request at the target to its first token.
 
-There are two transfer rules. ``full-buffer`` is the paper's: the source stops when the buffer holds B tokens, and only then is the target
-asked. ``pre-copy`` deviates, like the migration of virtual machines: the target reads the existing text while the source continues, then
-the text written meanwhile, and takes over when only a few tokens are left to read. So t_m, B and the source's last tokens become small.
+There are two transfer rules. ``full-buffer`` is the paper's rule: the source stops when the buffer holds B tokens, and only then is the
+target asked. ``pre-copy`` works like the migration of virtual machines: the target reads the existing text while the source continues,
+then reads the text written meanwhile, and takes over when only a few tokens are left to read. So t_m, B and the source's last tokens
+become small.
 
 The quality of a moved answer is between the qualities of the two models (equation 7). So a move from a strong model to a weak one saves
-money at the reader's expense, which the paper leaves open. Here it is the caller's decision (``barred_moves``).
+money at the reader's expense. The paper doesn't discuss this. Here the caller decides (``barred_moves``).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ __all__ = [
 
 TransferRule = Literal["pre-copy", "full-buffer"]
 
-SLACK = 0.1  # seconds on top of every estimate: two event loops and a network turn
+SLACK = 0.1  # seconds added to every estimate, for two event loops and a network turn
 HEADROOM = 1.1  # a target must decode this much faster than the reader reads
 UNKNOWN_RATE = 20.0  # tokens per second, used before a measurement; phones decode 14 to 22 (DiSCo 5.1), servers more
 
@@ -56,12 +57,12 @@ class Terms(Struct, frozen=True, kw_only=True):
     Args:
         prompt: US dollars per prompt token, including energy (unified cost, equation 8).
         completion: US dollars per generated token.
-        cached_prompt: US dollars per cached prompt token; None for the price of ``prompt``.
-        setup: high estimate of the seconds until its first token that don't depend on length; None if not known.
-        per_token: high estimate of the seconds per token that it has to read.
-        rate: tokens per second that it generates; None if not known.
-        pre_copy: effect of ``Request.prefill_only`` there.
-        stops: seconds that it continues, and bills, after being cancelled.
+        cached_prompt: US dollars per cached prompt token. None means the price of ``prompt``.
+        setup: high estimate of the seconds to the first token, without the part that depends on length. None if not known.
+        per_token: high estimate of the seconds that the endpoint takes to read a token.
+        rate: tokens per second that the endpoint generates, or None if not known.
+        pre_copy: effect of ``Request.prefill_only`` at the endpoint.
+        stops: seconds for which the endpoint continues to generate, and to bill, after it was cancelled.
     """
 
     prompt: float
@@ -74,16 +75,16 @@ class Terms(Struct, frozen=True, kw_only=True):
     stops: float = 0.0
 
     def seconds_to_first_token(self, tokens: float) -> float | None:
-        """Return t_m, a high estimate of the seconds to the first token after reading ``tokens``, or None if not known."""
+        """Return t_m, a high estimate of the seconds to the first token if ``tokens`` must be read, or None if not known."""
         return None if self.setup is None else self.setup + self.per_token * max(0.0, tokens)
 
 
 def buffer_needed(seconds: float, reader_rate: float) -> int:
-    """Return B, the tokens that must be buffered so that the reader doesn't notice a pause: r_c t_m, rounded up (equation 6).
+    """Return B = r_c t_m, rounded up: how many tokens must be buffered so that the reader doesn't notice a pause (equation 6).
 
     Args:
-        seconds: t_m, the pause; ``SLACK`` is added to it.
-        reader_rate: r_c, tokens per second.
+        seconds: t_m, the length of the pause, to which ``SLACK`` is added.
+        reader_rate: r_c, the reader's speed in tokens per second.
     """
     return math.ceil(round(reader_rate * (seconds + SLACK), 9))
 
@@ -94,14 +95,13 @@ def keeps_up(terms: Terms, reader_rate: float) -> bool:
 
 
 def tokens_until_buffered(missing: float, source_rate: float, reader_rate: float, per_token: float = 0.0) -> float:
-    """Return the tokens that the source generates until ``missing`` more are buffered, or inf if that never happens.
+    """Return how many tokens the source generates until ``missing`` more are buffered, or inf if that never happens.
 
     Args:
         missing: number of tokens that the buffer lacks.
         source_rate: tokens per second that the source generates.
         reader_rate: r_c, tokens per second that leave the buffer.
-        per_token: seconds by which each generated token makes t_m longer, because the target has to read it; the buffer must cover that
-        too.
+        per_token: seconds that each generated token adds to t_m, because the target has to read it. The buffer must cover them, too.
     """
     if missing <= 0:
         return 0.0
@@ -110,14 +110,14 @@ def tokens_until_buffered(missing: float, source_rate: float, reader_rate: float
 
 
 def tokens_until_covered(missing: float, reader_rate: float, per_token: float) -> float:
-    """Return the tokens that the source generates until the buffer covers the rest of a change, while the target is already reading.
+    """Return how many tokens the source generates until the buffer covers the rest of a change, while the target is already reading.
 
-    In each second the reader takes r_c tokens, and the rest of the change needs r_c tokens less. So only the generated tokens count.
+    In each second, the reader takes r_c tokens, and the rest of the change needs r_c tokens less. So only the generated tokens count.
 
     Args:
         missing: number of tokens that the buffer lacks for the whole change.
-        reader_rate: r_c, tokens per second.
-        per_token: seconds by which each token generated meanwhile makes the change longer.
+        reader_rate: r_c, the reader's speed in tokens per second.
+        per_token: seconds that each token generated meanwhile adds to the change.
     """
     if missing <= 0:
         return 0.0
@@ -127,15 +127,15 @@ def tokens_until_covered(missing: float, reader_rate: float, per_token: float) -
 def net_saving(
     source: Terms, target: Terms, *, remaining: float, until_change: float, length: float, kept: float = 0.0, overrun: float = 0.0
 ) -> float:
-    """Return the saving of a move minus its cost, in US dollars (both sides of equation 4); above 0 the move pays.
+    """Return what a move saves minus what it costs, in US dollars (both sides of equation 4). Above 0 the move pays.
 
     Args:
-        source: the endpoint that writes now.
+        source: the endpoint that is writing now.
         target: the endpoint that would continue.
         remaining: l_remaining of equation 5, the expected number of tokens still to come.
-        until_change: number of those that the source generates before the change.
-        length: number of tokens of prompt and answer so far.
-        kept: number of those that the target has already read.
+        until_change: number of the remaining tokens that the source generates before the change.
+        length: number of tokens in the prompt and the answer so far.
+        kept: number of these tokens that the target has already read.
         overrun: number of tokens that the source generates after the change, until its cancellation takes effect.
     """
     left = max(0.0, remaining - until_change)
@@ -151,14 +151,14 @@ def pre_copy_pays(source: Terms, target: Terms, *, length: float, saved: float, 
     """Return True if a pre-copy pays, in which the target reads the text before the change.
 
     If the target keeps the tokens that it reads ("append"), each token is read once and the pre-copy costs nothing. If it only warms a
-    cache ("warm"), everything is read and paid twice, the second time at the cached price. That pays only if the tokens that the source
+    cache ("warm"), everything is read and paid for twice, the second time at the cached price. That pays only if the tokens that the source
     saves are worth more or, if there is no other way to move, if the whole move still saves more.
 
     Args:
-        source: the endpoint that writes now.
+        source: the endpoint that is writing now.
         target: the endpoint that would continue.
-        length: number of tokens of prompt and answer so far.
-        saved: number of tokens that the source needn't generate, because the change takes less time.
+        length: number of tokens in the prompt and the answer so far.
+        saved: number of tokens that the source needn't generate because the change takes less time.
         saving: US dollars that the move saves if everything is read once (``net_saving``).
         is_possible_without: True if the buffer can cover the change without a pre-copy.
     """
@@ -177,9 +177,9 @@ class BarredMove(Struct, frozen=True):
     Args:
         source: the endpoint that would hand over.
         target: the endpoint that would take over.
-        reason: why it must not happen, to be put after "because".
-        is_asked: the caller's setting says so, or nothing speaks for the move; False if known figures speak against it and
-            there is no setting, or the setting can't be followed.
+        reason: why the move must not happen, worded to follow "because".
+        is_asked: True if the caller's setting bars the move, or if nothing is known in its favour. False if known figures bar it without
+            a setting, or if the setting can't be followed.
     """
 
     source: str
@@ -203,11 +203,11 @@ def barred_moves(
     """Return the moves that must not happen.
 
     Args:
-        moves: (source, target) of the moves that would save money.
-        quality: measured quality by endpoint, 0 or more, on one scale.
-        min_quality: the share of the source's quality that the target needs; 0 lets any target take over. None if nothing was set. Then a
-            target that is known to be worse is barred, and so is one of unknown quality unless the move is trusted.
-        trusted: moves that make no answer worse even if no quality is known: to the same model, or from a device to a server.
+        moves: (source, target) for each move that would save money.
+        quality: measured quality of each endpoint, 0 or more, on one scale.
+        min_quality: the share of the source's quality that the target needs. 0 lets any target take over. None means no setting: a target
+            that is known to be worse is then barred, and so is a target of unknown quality unless the move is trusted.
+        trusted: moves that can't make an answer worse, even if no quality is known, to the same model or from a device to a server.
     """
     if min_quality == 0:
         return []

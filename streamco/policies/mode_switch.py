@@ -2,28 +2,29 @@
 
 ``predict_rates`` models a round. A draft of gamma tokens takes gamma draft steps, then the verdict takes a round trip and a verification,
 and the round gives E(alpha, gamma) tokens. DSD's equation 2 is the case without a link. With drafting in parallel, a share ``hit_rate`` of
-the rounds begin with the draft steps that were made while the last verdict was out.
+the rounds begin with the draft steps that were made during the wait for the last verdict.
 
 ``ModeSwitch`` decides the mode by that model, or by a window policy that decides on fused mode itself. Both can be wrong, and acceptance
-can't be measured while the target generates alone. So a time account limits the loss, which is not in the paper. Each round is compared
+can't be measured while the target generates alone. So a time account, which is not in the paper, limits the loss. It compares each round
 with the time in which the plain remote stream would have given the same tokens:
 
-- Losses are a debt that is paid back with 2 % of the time. Drafting continues only while another round that gives a single token, and the
-  return to the stream, would leave the debt within three such rounds: two of the first rounds may well be bad luck.
-- If the model speaks against drafting, one round is tried as soon as 1 % of the time since then has paid for the debt and for the round.
-  So drafting can come back. What drafting saved before then no longer counts: it is for rounds that fail although the model speaks for
-  them.
-- Drafting begins if the model speaks for it, and ends if the model expects a tenth less than the stream gives, because a few rounds can be
-  bad luck and each change costs a round. Between the two, the account decides.
-- At most ten rounds that give a single token are paid in advance, or one and its changes of mode if they cost more. So an hour of code, on
+- Losses are a debt that is paid back with 2 % of the time. A failed round is one that gives a single token. Drafting continues only while
+  another failed round and the return to the stream would leave the debt within three failed rounds, because two of the first rounds may
+  well be bad luck.
+- If the model predicts that drafting doesn't pay, a round is tried as soon as 1 % of the time since then has paid for the debt and for the
+  round. So drafting can come back. Time that drafting saved earlier doesn't count here, because it covers rounds that fail although the
+  model expected them to pay.
+- Drafting begins if the model predicts that it pays, and ends if the model predicts a rate a tenth below the stream's, because a few rounds
+  can be bad luck and each change costs a round. In between, the account decides.
+- At most ten failed rounds are paid for in advance, or one failed round and its changes of mode if they cost more. So an hour of code, on
   which drafting saves time, doesn't pay for a minute of prose.
-- A round counts as at most ten that give a single token, or as what was paid for it. So a connection that stalls once doesn't keep a pair
-  from drafting for minutes.
+- A round counts as at most ten failed rounds, or as the time that was paid for it in advance. So a connection that stalls once doesn't keep
+  a pair of models from drafting for minutes.
 
 By this account, apart from stalls, the rate in the long run is never below 0.98 of the plain remote stream, whatever the models do. In the
 first 256 tokens of a pair of models it isn't below 0.95.
 
-The paper defines fused mode twice (DSD sections 3.3 and 4.4); here it is the target alone, the remote stream.
+The paper defines fused mode twice (DSD sections 3.3 and 4.4). Here it means that the target generates alone, as the remote stream.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ __all__ = [
 Mode = Literal["device", "remote", "speculate"]
 
 _LOSS = 0.02  # share of the time that drafting may lose against the plain stream; 0.05 is promised, the rest is for uncounted losses
-_PROBE_LOSS = 0.01  # the same for rounds that are tried while the model speaks against drafting
+_PROBE_LOSS = 0.01  # the same for rounds that are tried while the model predicts that drafting doesn't pay
 _TRIED = 3.0  # rounds that may fail entirely, if with the return to the stream they take at most
 _TRIED_STEPS = 8.0  # this many remote steps (3 % of an answer of 256 tokens), or one round and the return
 _STAY = 0.5  # additional rounds that must be allowed to fail before drafting begins again, because changes are expensive
@@ -65,27 +66,28 @@ _PATIENCE = 2  # k of DSD section 4.4: consecutive proposals of another mode unt
 
 
 class RoundConditions(Struct, frozen=True, kw_only=True):
-    """Inputs of the speedup model; times in seconds.
+    """Inputs of the speedup model. All times are in seconds.
 
     Args:
         acceptance: alpha, 0..1.
-        window: gamma, draft tokens per round, 1 or more.
-        draft_step: time of the draft model for a token.
+        window: gamma, number of draft tokens in a round, 1 or more.
+        draft_step: time that the draft model takes for a token.
         remote_step: time between two tokens of the plain remote stream, as they arrive here.
-        verify: time of the verifier for a round, including its queue, without the link.
-        verify_token: additional time for each draft token.
-        rtt: round trip of the link; inf if there is no link.
-        round_transfer: time for the bytes of a round that don't depend on the window.
-        token_transfer: additional time for each draft token.
+        verify: time that the verifier takes for a round, including its queue but not the link.
+        verify_token: additional time that the verifier takes for each draft token.
+        rtt: round trip of the link, or inf if there is no link.
+        round_transfer: time to transfer the bytes of a round that don't depend on the window.
+        token_transfer: additional time to transfer each draft token.
         hit_rate: share of rounds after which a pre-drafted branch is adopted, 0..1.
-        ahead: mean time by which a round is shorter, because its draft was sent before the verdict on the last one came.
-        slowdown: time of a step on all branches together, in steps of the draft alone.
-        adopted: measured tokens of an adopted branch; by default as many as all branches together reach during the wait, by ``slowdown``.
-        budget: share of draft tokens that are verified, above 0 up to 1; the others cost a draft step each.
-        round_tokens: measured tokens of a verified round; None for E(alpha, gamma).
-        row_costs: additional time of the verifier by the rows of a round (its draft tokens and one); None if included in ``verify``.
-        energy: seconds that the energy of a drafted token is worth to the user; they count as time in ``predict_rates``.
-        drafted: measured tokens that a round drafts, including branches; None for ``window``.
+        ahead: mean time that a round saves because its draft was sent before the last verdict came.
+        slowdown: time of a step on all branches together, as a multiple of a step on the draft alone.
+        adopted: measured number of tokens in an adopted branch. None computes it from the wait and ``slowdown``.
+        budget: share of draft tokens that are verified, above 0 up to 1. Each of the others costs a draft step.
+        round_tokens: measured number of tokens that a verified round gives. None means E(alpha, gamma).
+        row_costs: additional time of the verifier by the number of rows in a round (its draft tokens and one), or None if ``verify``
+            includes it.
+        energy: seconds that the energy of a drafted token is worth to the user. ``predict_rates`` counts them as time.
+        drafted: measured number of tokens that a round drafts, including branches. None means ``window``.
     """
 
     acceptance: float
@@ -123,13 +125,13 @@ class RoundConditions(Struct, frozen=True, kw_only=True):
 
 
 class Rates(Struct, frozen=True):
-    """Tokens per second of each generation mode, in which the worth of energy counts as time.
+    """Tokens per second of each generation mode. The worth of energy counts as time.
 
     Args:
-        device: the device alone.
-        remote: the remote stream alone.
-        waiting: drafting, with a wait for each verdict.
-        parallel: drafting that continues while the verdict is out.
+        device: rate of the device alone.
+        remote: rate of the remote stream alone.
+        waiting: rate of drafting that waits for each verdict.
+        parallel: rate of drafting that continues during the wait.
     """
 
     device: float
@@ -144,12 +146,12 @@ class Rates(Struct, frozen=True):
 
     @property
     def best(self) -> float:
-        """The highest rate for the server's own text, since its stream is used where drafting doesn't pay."""
+        """The highest rate at which the server's own text can come, by speculation or from its stream."""
         return max(self.speculative, self.remote)
 
 
 def round_seconds(conditions: RoundConditions, *, is_parallel: bool) -> float:
-    """Return the mean seconds of a verified round, from one verdict to the next."""
+    """Return how many seconds a verified round takes on average, from one verdict to the next."""
     drafting = conditions.window * conditions.draft_step
     if math.isinf(conditions.wait):
         return math.inf
@@ -164,7 +166,7 @@ def round_seconds(conditions: RoundConditions, *, is_parallel: bool) -> float:
 
 
 def predict_rates(conditions: RoundConditions) -> Rates:
-    """Return the expected tokens per second of each mode; 0 for a mode that needs a link if there is none."""
+    """Return the expected tokens per second of each mode. Without a link, modes that need it have a rate of 0."""
     has_link = not math.isinf(conditions.rtt)
     remote = 1.0 / conditions.remote_step if has_link else 0.0
     step, energy = conditions.draft_step + conditions.energy, conditions.energy
@@ -183,9 +185,9 @@ def predict_rates(conditions: RoundConditions) -> Rates:
 
 
 def best_window(conditions: RoundConditions, *, is_parallel: bool, max_window: int = MAX_WINDOW) -> int:
-    """Return the window of 1 to ``max_window`` tokens with the highest predicted rate, the shortest among equals.
+    """Return the window of 1 to ``max_window`` tokens with the highest predicted rate, or the shortest of several equal ones.
 
-    What was measured at one window (``round_tokens``, ``adopted``, ``drafted``) isn't used.
+    Measurements that belong to one window (``round_tokens``, ``adopted``, ``drafted``) aren't used.
     """
 
     def rate(window: int) -> float:
@@ -196,7 +198,7 @@ def best_window(conditions: RoundConditions, *, is_parallel: bool, max_window: i
 
 
 def conditions_of(state: WindowState) -> RoundConditions:
-    """Return the model's inputs from a window policy's; acceptance and times must be known."""
+    """Build the speedup model's inputs from a window policy's inputs. The acceptance and the times must be known."""
     assert state.acceptance is not None
     return RoundConditions(
         acceptance=state.acceptance,
@@ -219,14 +221,14 @@ class ModeSwitch:
     device.
 
     Args:
-        is_lossless: the answer must be the target's (budget 1).
+        is_lossless: True if the answer must be the target's own (budget 1).
         min_rate: tokens per second above which a selective answer keeps speculation, for the sake of its quality.
 
     Attributes:
         mode: the current mode.
         seconds: total time recorded.
-        lost_seconds: how much longer drafting took than the plain remote stream; below 0 if it took less.
-        probes: number of rounds tried against the forecast.
+        lost_seconds: how many seconds longer drafting took than the plain remote stream would have. Below 0 if it took less.
+        probes: number of rounds that were tried against the forecast.
     """
 
     def __init__(self, *, is_lossless: bool, min_rate: float = READING) -> None:
@@ -241,7 +243,7 @@ class ModeSwitch:
         self._is_drafting = False
         self._worst = 0.0  # seconds that a round loses if it gives a single token
         self._debt = 0.0  # seconds of loss that are not paid back; below 0 if paid in advance
-        self._probe_debt = 0.0  # the same, since the model began to speak against drafting
+        self._probe_debt = 0.0  # the same, since the model began to predict that drafting doesn't pay
         self._most_paid = math.inf  # seconds that may be paid in advance
 
     def choose(
@@ -258,11 +260,11 @@ class ModeSwitch:
 
         Args:
             conditions: recent measurements.
-            window: window that the policy proposes; None for ``conditions.window``.
-            policy_decides: True if the policy decides on fused mode (``window.DecidesFusedMode``); if False, the speedup model does.
-            opening: additional seconds of the first round, because the verifier must first read the stream's tokens.
-            return_time: additional seconds for a stream to begin after a failed attempt to draft, for the same reason.
-            at_once: the conditions belong to the very draft that would be sent, so there is no need to wait for a second opinion.
+            window: window that the policy proposes, or None for ``conditions.window``.
+            policy_decides: True if the policy decides on fused mode (``window.DecidesFusedMode``), False if the speedup model does.
+            opening: additional seconds that the first round takes, because the verifier must first read the stream's tokens.
+            return_time: additional seconds until a stream begins after a failed attempt to draft, for the same reason.
+            at_once: True if the conditions are those of the draft to be sent, so that a change of mode needn't be proposed twice.
         """
         rates = predict_rates(conditions)
         self._is_probe = False
@@ -287,7 +289,7 @@ class ModeSwitch:
         return "speculate" if self._is_drafting or self._is_probe else "remote"
 
     def _has_credit(self, conditions: RoundConditions, opening: float) -> bool:
-        """Return True if the loss stays within its limit even if a round fails and the stream is then opened."""
+        """Return True if the loss would stay within its limit even if the next round failed and the stream had to be opened again."""
         way_back = max(0.0, conditions.wait - conditions.remote_step)  # until a stream's first token
         debt = self._debt + self._worst
         if not self._is_drafting and self.seconds:
@@ -299,12 +301,12 @@ class ModeSwitch:
         """Record a round, or some tokens that one side generated alone.
 
         Args:
-            mode: mode in which they were generated.
-            seconds: time that they took, including the change of modes.
+            mode: mode in which the tokens were generated.
+            seconds: time that they took, including a change of mode.
             tokens: number of tokens.
-            remote_step: seconds between two tokens of a plain remote stream in that time.
-            energy: seconds that the energy of what was drafted is worth, which count as lost like others.
-            is_return: it was the wait for the stream after drafting, which isn't a stall however long it takes.
+            remote_step: seconds between two tokens of a plain remote stream at that time.
+            energy: seconds that the energy of the drafted tokens is worth, which count as lost time.
+            is_return: True if this was the wait for the stream after drafting, which isn't a stall however long it takes.
         """
         self.seconds += seconds
         lost = 0.0
@@ -317,7 +319,7 @@ class ModeSwitch:
         self._probe_debt = max(-self._most_paid, self._probe_debt + counted - _PROBE_LOSS * seconds)
 
     def _vote(self, mode: Mode, *, at_once: bool = False) -> Mode:
-        """Return the current mode until another is proposed twice in a row; the very first proposal is accepted at once."""
+        """Count a proposed mode, and return the current mode. A change needs two proposals in a row, except for the very first proposal."""
         if mode == self.mode:
             self._votes = 0
         else:
@@ -329,14 +331,15 @@ class ModeSwitch:
 
 
 class Predicted(Struct, frozen=True, tag="predicted"):
-    """The window with the highest rate of ``predict_rates``, for the recent acceptance rate, times and hit rate.
+    """Chooses the window with the highest rate by ``predict_rates``, for the recent acceptance rate, times and hit rate.
 
-    Neither paper has it: DSD's baselines have a fixed window, or one token more or less than the last one, and its learned policy needs
-    training. In simulations this window comes within 10 % of the best fixed one, whatever the link, the acceptance rate and the step times.
+    No paper has this policy. DSD's baselines use a fixed window, or one token more or less than the last window, and its learned policy
+    needs training. In simulations this policy comes within 10 % of the best fixed window, whatever the link, the acceptance rate and the
+    step times.
 
     Args:
-        first: window of the first round, and while the times aren't known, tokens.
-        min_window, max_window: bounds of the window, tokens. 1 would be fused mode, which ``ModeSwitch`` decides.
+        first: window in tokens for the first round, and as long as the times aren't known.
+        min_window, max_window: bounds of the window in tokens. 1 would mean fused mode, which ``ModeSwitch`` decides.
     """
 
     first: int = DEFAULT

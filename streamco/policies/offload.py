@@ -1,21 +1,21 @@
 """Offloading: which draft chunks are sent to the verifier (Synera section 4.2).
 
-Confidence is the coarse filter: a chunk that the draft model is confident of stays (P_conf, ``confidence_probability``). Importance is the
-fine filter: a chunk to which later tokens pay attention is sent (P_imp, ``importance_probability``). A chunk is sent with probability
-P_conf P_imp (figure 10).
+Confidence is the coarse filter: a chunk of which the draft model is confident isn't sent (P_conf, ``confidence_probability``). Importance
+is the fine filter: a chunk to which later tokens pay attention is sent (P_imp, ``importance_probability``). A chunk is sent with
+probability P_conf P_imp (figure 10).
 
-The budget is the share of draft tokens that are sent. ``Offload.plan`` solves the importance threshold i_th so that the mean of
-P_conf P_imp over measured chunks is the budget. The deviations from the paper:
+The budget is the share of draft tokens that are sent. ``Offload.plan`` solves for the importance threshold i_th so that the mean of
+P_conf P_imp over measured chunks is the budget. It deviates from the paper in these points:
 
-- The paper takes i_th at a percentile of the importances alone. That misses the budget, because P_conf keeps chunks back and the
-  sigmoid lets chunks below i_th through.
-- If even i_th = 0 sends too little, because P_conf keeps more than the budget leaves, the confidence threshold c_th rises too. So the least
-  confident chunks are sent first. The rule ``confidence`` alone moves c_th in both directions.
-- Both probabilities have steps (at i_th / 2, at i_th and at c_th). The part of the budget that a step leaves over is given to all chunks
-  equally, as ``spill``.
+- The paper takes i_th at a percentile of the importances alone. That misses the budget, because P_conf holds chunks back and the sigmoid
+  lets chunks below i_th through.
+- If even i_th = 0 sends too little, because P_conf holds too many chunks back, the confidence threshold c_th rises too. So the least
+  confident chunks are sent first. The rule ``confidence`` moves only c_th, in both directions.
+- Both probabilities have steps (at i_th / 2, at i_th and at c_th). The part of the budget that a step leaves over is spread equally over
+  all chunks, as ``spill``.
 
-``OffloadSteering`` keeps the realised share at the budget, for which the paper has no mechanism: it plans again over the latest chunks and
-makes up for the difference so far.
+The paper has no mechanism that keeps the actual share at the budget. ``OffloadSteering`` does this: it plans again over the latest chunks
+and makes up for the difference so far.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ += ["is_past_exit"]
 OffloadRule = Literal["combined", "confidence", "importance", "random"]
 Floats = NDArray[np.float64]
 
-CONFIDENCE_THRESHOLD = 0.8  # c_th without a profile; the paper's range is 0.7 to 1, and by its figure 4 chunks at 0.8 are safe
+CONFIDENCE_THRESHOLD = 0.8  # c_th without a profile; the paper's range is 0.7 to 1, and its figure 4 shows that chunks at 0.8 are safe
 STEEPNESS = 10.0  # k of P_conf (section 4.2)
 SLOPE = -10.0  # theta of P_imp (section 4.2)
 EXIT = 0.8  # share of the longest answer after which nothing is offloaded (section 4.3)
@@ -56,7 +56,7 @@ def confidence_probability(confidence: ArrayLike, threshold: float, steepness: f
     """Return P_conf: 1 up to c_th, then 1 / (1 + exp(k norm(c))) with norm(c) = (c - c_th) / (1 - c_th) - 1/2.
 
     Args:
-        confidence: c, mean probability of the chunk's tokens on the draft model, 0..1; any shape.
+        confidence: c, mean probability that the draft model gives the chunk's tokens, 0..1, any shape.
         threshold: c_th, at most 1.
         steepness: k, above 0.
     """
@@ -71,8 +71,8 @@ def importance_probability(importance: ArrayLike, threshold: float, slope: float
     Here norm(i) = (i - i_th/2) / (i_th/2) - 1/2.
 
     Args:
-        importance: i, mean importance of the chunk's tokens (``importance.chunk_importance``), 0 or more; any shape.
-        threshold: i_th, 0 or more; inf if nothing is important.
+        importance: i, mean importance of the chunk's tokens (``importance.chunk_importance``), 0 or more, any shape.
+        threshold: i_th, 0 or more. inf means that nothing is important.
         slope: theta, below 0.
     """
     values = np.asarray(importance, dtype=np.float64)
@@ -82,13 +82,13 @@ def importance_probability(importance: ArrayLike, threshold: float, slope: float
 
 
 def is_past_exit(position: int, max_tokens: int | None, budget: float, share: float = EXIT) -> bool:
-    """Return True if nothing is offloaded any more: sequence-wise early exit, t > 0.8 max_len (section 4.3). Never at budget 1.
+    """Return True if the answer is so long that nothing more is offloaded: t > 0.8 max_len, the sequence-wise early exit (section 4.3).
 
     Args:
-        position: t, tokens of the answer so far.
-        max_tokens: max_len, tokens; None for no limit and no exit.
-        budget: share of draft tokens that are sent, 0..1.
-        share: share of max_len, 0..1.
+        position: t, number of tokens in the answer so far.
+        max_tokens: max_len in tokens. None means no limit and so no exit.
+        budget: share of draft tokens that are sent, 0..1. With 1 there is no exit.
+        share: share of max_len after which nothing is offloaded, 0..1.
     """
     return budget < 1.0 and max_tokens is not None and position > share * max_tokens
 
@@ -97,9 +97,9 @@ class OffloadDecision(Struct, frozen=True):
     """The decision whether a chunk is sent to the verifier.
 
     Args:
-        is_offloaded: True if it is sent.
-        probability: its probability of being sent; 1 or 0 if the decision was not random.
-        reason: a few words for the report.
+        is_offloaded: True if the chunk is sent.
+        probability: the chunk's probability of being sent, which is 1 or 0 if the decision was not random.
+        reason: the reason in a few words, for the report.
     """
 
     is_offloaded: bool
@@ -111,12 +111,12 @@ class Offload(Struct, frozen=True, tag="offload"):
     """The rule of section 4.2, planned for a budget.
 
     Args:
-        budget: share of draft tokens that are sent, 0..1. 1 sends everything and asks neither filter; 0 sends nothing.
-        rule: ``combined`` is the paper's; the others are its ablations, planned for the same budget.
+        budget: share of draft tokens that are sent, 0..1. 1 sends everything without asking the filters, and 0 sends nothing.
+        rule: ``combined`` is the paper's rule. The others are its ablations, planned for the same budget.
         confidence_threshold: c_th.
         importance_threshold: i_th.
         steepness, slope: k and theta.
-        spill: probability of sending a chunk that the filters keep, 0..1.
+        spill: probability of sending a chunk that the filters hold back, 0..1.
         planned_share: mean probability over the chunks of the plan.
     """
 
@@ -142,20 +142,20 @@ class Offload(Struct, frozen=True, tag="offload"):
         steepness: float = STEEPNESS,
         slope: float = SLOPE,
     ) -> Offload:
-        """Solve the thresholds so that the share sent of these chunks is the budget.
+        """Solve for the thresholds with which the budget's share of these chunks is sent.
 
         Args:
             confidences: c of measured chunks, shape (chunks,).
-            importances: i of the same chunks; None if not measured, and then confidence decides alone.
-            budget: 0..1.
+            importances: i of the same chunks. If None, they weren't measured, and confidence decides alone.
+            budget: share of draft tokens to send, 0..1.
             rule: the filters to use.
-            confidence_threshold: c_th, profiled; the rule ``confidence`` solves it instead.
-            weights: tokens of each chunk; None if they are all equal.
+            confidence_threshold: c_th from the profile. The rule ``confidence`` solves for it instead.
+            weights: number of tokens in each chunk, or None if all are equal.
             steepness: k.
             slope: theta.
 
         Raises:
-            ConfigError: the budget is outside 0..1, c_th above 1, k not above 0 or theta not below 0, or the arrays' lengths differ.
+            ConfigError: the budget is outside 0..1, c_th is above 1, k isn't above 0, theta isn't below 0, or the arrays' lengths differ.
         """
         check_share("budget", budget)
         if confidence_threshold > 1.0 or steepness <= 0.0 or slope >= 0.0:
@@ -190,12 +190,12 @@ class Offload(Struct, frozen=True, tag="offload"):
         return cls(budget, rule, c_th, i_th, _moved(steepness, confidence_threshold, c_th), slope, spill, budget)
 
     def decide(self, confidence: float, importance: float | None, rng: Random) -> OffloadDecision:
-        """Decide whether this chunk is sent.
+        """Decide whether a chunk is sent.
 
         Args:
             confidence: c of the chunk, 0..1.
-            importance: i of the chunk; None if not measured, and then the chunk counts as important.
-            rng: used once, if the budget is neither 0 nor 1.
+            importance: i of the chunk. If None, it wasn't measured, and the chunk counts as important.
+            rng: used once if the budget is neither 0 nor 1.
         """
         if self.budget >= 1.0:
             return OffloadDecision(True, 1.0, "budget 1")
@@ -217,7 +217,7 @@ class Offload(Struct, frozen=True, tag="offload"):
         return self._spilled(self._filters(confidence, importance)[1])
 
     def _filters(self, confidence: float, importance: float | None) -> tuple[float, float]:
-        """Return P_conf and P_conf P_imp. A filter that the rule doesn't use passes every chunk; the rule without filters passes none."""
+        """Return P_conf and P_conf P_imp. A filter that the rule doesn't use passes every chunk. The rule ``random`` passes none."""
         if self.rule == "random":
             return 0.0, 0.0
         unsure = float(confidence_probability(confidence, self.confidence_threshold, self.steepness)) if self.rule != "importance" else 1.0
@@ -232,23 +232,23 @@ class Offload(Struct, frozen=True, tag="offload"):
 class OffloadSteering:
     """Decides for each drafted chunk whether it is sent for verification, so that the share of sent draft tokens meets the budget.
 
-    There is one object for each pair of models. Its *plan* holds the thresholds of the filters (``Offload``). Its *debt* is the number of
-    tokens that the budget has allowed so far minus the number sent. Every 16 chunks the plan is solved again over the latest 256 chunks,
-    for a share that makes up for the debt within 64 chunks. If the debt would exceed 8 chunks anyway, because the text suddenly
-    became easy, the debt alone decides. So after n tokens the number of sent tokens differs from n times the budget by at most 8 of the
-    longest chunks. Chunks that had to stay (``keep``) add to the debt too. Beyond 8 chunks that debt is forgiven, so that an answer that
-    could send nothing doesn't make the next one send everything.
+    Each pair of models has one object. Its *plan* has the thresholds of the filters (``Offload``). Its *debt* is the number of tokens that
+    the budget has allowed so far minus the number sent. Every 16 chunks the plan is solved again over the latest 256 chunks, for a share
+    that makes up for the debt within 64 chunks. If the debt would still exceed 8 chunks, because the text suddenly became easy, the debt
+    alone decides. So after n tokens the number of sent tokens differs from n times the budget by at most 8 of the longest chunks. Chunks
+    that could not be sent (``keep``) add to the debt too. Beyond 8 chunks that debt is forgiven, so that an answer that could send nothing
+    doesn't make the next answer send everything.
 
     Args:
         budget: share of draft tokens that are sent, 0..1.
         rule: the filters to use.
-        confidence_threshold: c_th, profiled.
-        chunks: (confidence, importance) of measured chunks, oldest first, for the first plan; if empty, that plan is random.
+        confidence_threshold: c_th from the profile.
+        chunks: (confidence, importance) of measured chunks, oldest first, for the first plan. If empty, that plan is random.
 
     Attributes:
         tokens: number of draft tokens so far.
-        offloaded_tokens: number of those that were sent.
-        forgiven_tokens: number of tokens of the budget that could not be spent.
+        offloaded_tokens: number of draft tokens that were sent.
+        forgiven_tokens: number of tokens in the budget that could not be spent.
         plan: the current plan.
 
     Raises:
@@ -276,22 +276,22 @@ class OffloadSteering:
 
     @property
     def share(self) -> float:
-        """Realised share of draft tokens that were sent, 0..1."""
+        """Share of draft tokens that were actually sent, 0..1."""
         return self.offloaded_tokens / self.tokens if self.tokens else 0.0
 
     @property
     def debt(self) -> float:
-        """Number of tokens still missing from the budget; below 0 if too many were sent."""
+        """Number of tokens by which the sent tokens are short of the budget. Below 0 if too many were sent."""
         return self.budget * self.tokens - self.offloaded_tokens - self.forgiven_tokens
 
     def decide(self, confidence: float, importance: float | None, tokens: int, rng: Random) -> OffloadDecision:
-        """Decide whether this chunk is sent, and count it.
+        """Decide whether a chunk is sent, and count it.
 
         Args:
             confidence: c of the chunk, 0..1.
-            importance: i of the chunk; None if not measured.
-            tokens: number of its tokens, 1 or more.
-            rng: used once, if the budget is neither 0 nor 1, even if the debt then overrules it.
+            importance: i of the chunk, or None if not measured.
+            tokens: number of the chunk's tokens, 1 or more.
+            rng: used once if the budget is neither 0 nor 1, even if the debt then overrules the draw.
 
         Raises:
             ConfigError: the chunk has no tokens.
@@ -309,7 +309,7 @@ class OffloadSteering:
         return decision
 
     def keep(self, tokens: int) -> None:
-        """Count a chunk that stays whatever the rules say: after the early exit, or without a link.
+        """Count a chunk that can't be sent whatever the rules say, after the early exit or without a link.
 
         Raises:
             ConfigError: the chunk has no tokens.
@@ -318,7 +318,7 @@ class OffloadSteering:
         self.forgiven_tokens += max(0.0, self.debt - _SLACK * self._largest)
 
     def withdraw(self, tokens: int) -> None:
-        """Count a chunk as kept that should have been sent but was refused or lost its link."""
+        """Count a chunk as not sent after all, because it was refused or the link was lost."""
         self.offloaded_tokens -= tokens
         self.forgiven_tokens += max(0.0, self.debt - _SLACK * self._largest)
 
@@ -353,7 +353,7 @@ class OffloadSteering:
 
 
 def _moved(steepness: float, profiled: float, threshold: float) -> float:
-    """Return the k with which P_conf falls as fast as at the profiled c_th although c_th is lower, which would stretch it."""
+    """Return the k with which P_conf falls as fast as at the profiled c_th. A lower c_th would otherwise make it fall more slowly."""
     return steepness * (1.0 - threshold) / max(1.0 - profiled, 0.01) if threshold < profiled else steepness
 
 
@@ -364,7 +364,7 @@ def _sigmoid(exponent: Floats) -> Floats:
 
 
 def _highest(share: Callable[[float], float], low: float, high: float, budget: float) -> float:
-    """Return the highest argument at which an increasing share is within the budget, or ``low`` if there is none."""
+    """Return the highest argument at which an increasing function ``share`` is within the budget, or ``low`` if there is none."""
     if share(high) <= budget:
         return high
     for _ in range(_ROUNDS):

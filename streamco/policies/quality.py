@@ -1,10 +1,10 @@
-"""Whether a device's answer is good enough: a score of its first tokens, from 0 to 1.
+"""Scores the first tokens of a device's answer from 0 to 1, to tell whether the answer is good enough.
 
 A gate holds the beginning of an answer, asks for its score, and lets a server answer if the score is low. There are two scores:
 
-- ``Perplexity`` needs nothing to learn from. It says something about answers of a few tokens, and nothing about longer ones.
-- ``LearnedScore`` is fitted on rated answers from the same app. No weights come with the package: a score that was
-  fitted on other tasks is worse than chance. docs/research/quality.md shows the figures.
+- ``Perplexity`` needs no data to learn from. It says something about answers of a few tokens, and nothing about longer answers.
+- ``LearnedScore`` is fitted on rated answers from the same app. The package has no weights for it, because a score that was fitted on other
+  tasks is worse than chance. docs/research/quality.md shows the figures.
 
 ``SteeredThreshold`` finds the score below which the server answers, so that a budget is spent but not exceeded.
 """
@@ -44,18 +44,18 @@ __all__ = [
 ]
 
 MAX_TOKENS = 16
-"""How many of an answer's first tokens a score looks at; more of them add no information."""
+"""Number of an answer's first tokens that a score uses. More tokens add no information."""
 
 MAX_LABELS = 1000
-"""How many rated answers a learned score keeps, the latest ones."""
+"""Number of rated answers that a learned score keeps. Older ones are dropped."""
 
 MIN_LABELS = 100
-"""Number of rated answers from which a learned score beat the perplexity, where it did at all (docs/research/quality.md)."""
+"""A learned score needs at least this many rated answers to be better than the perplexity, if it is (docs/research/quality.md)."""
 
 MIN_RATED = 20
-"""Number of rated answers from which the share of good ones counts as a quality."""
+"""With at least this many rated answers, the share of good answers is used as the device's quality."""
 
-_MAX_TASKS = 16  # most tasks that have their own weight
+_MAX_TASKS = 16  # maximum number of tasks that have their own weight
 _LEAST = 1e-6  # a probability that was rounded to 0
 _PENALTY = 1.0
 _FREE = 1e-3  # penalty of the first weight, so that it is finite whatever the labels are
@@ -69,14 +69,14 @@ _FIRST_THRESHOLD, _HIGHEST_THRESHOLD = 0.5, 0.9
 
 
 class AnswerFacts(Struct, frozen=True, kw_only=True):
-    """What is known about a device's answer when it is scored.
+    """The facts about a device's answer that a score can use.
 
     Args:
-        probabilities: the model's own probability of each of the answer's first tokens, 0..1, at least one. Those after the
-            16th are ignored.
-        is_complete: True if the answer has ended already.
-        prompt_tokens: length of the prompt.
-        task: the caller's name for the kind of task; None if none was given.
+        probabilities: the model's own probability of each of the answer's first tokens, 0..1, at least one. Probabilities after the 16th
+            are ignored.
+        is_complete: True if the answer has already ended.
+        prompt_tokens: the prompt's length.
+        task: the caller's name for the kind of task, or None if none was given.
     """
 
     probabilities: tuple[float, ...]
@@ -89,8 +89,8 @@ class ShadowPair(Struct, frozen=True, kw_only=True):
     """Two answers to one request, for the caller's judge.
 
     Args:
-        messages: the request's messages; empty if it had a prompt.
-        prompt: the request's prompt; None if it had messages.
+        messages: the request's messages, or empty if it had a prompt.
+        prompt: the request's prompt, or None if it had messages.
         device: the device's answer, which the reader got.
         server: the server's answer, which nobody reads.
     """
@@ -102,38 +102,38 @@ class ShadowPair(Struct, frozen=True, kw_only=True):
 
 
 Judge = Callable[[ShadowPair], bool | Awaitable[bool | None] | None]
-"""Says whether a device's answer was as good as the server's; None if it can't say. It may be a coroutine function."""
+"""Returns whether a device's answer was as good as the server's, or None if it can't tell. It may be a coroutine function."""
 
 
 class Score(Protocol):
     """A score of a device's answer."""
 
     def score(self, facts: AnswerFacts, /) -> float:
-        """Return how good the answer seems, 0..1; the probability of at least one token must be known."""
+        """Return how good the answer seems, 0..1. The probability of at least one token must be known."""
         ...
 
 
 class Perplexity:
-    """The plain score: 1 over the perplexity, the geometric mean of the tokens' probabilities. Implements ``Score``.
+    """The plain score: the geometric mean of the tokens' probabilities, which is 1 over the perplexity. Implements ``Score``.
 
-    It isn't the probability of a good answer: an answer that the model is sure of may well be wrong.
+    It isn't the probability that the answer is good, because an answer of which the model is sure may well be wrong.
     """
 
     def score(self, facts: AnswerFacts) -> float:
-        """Return the geometric mean of the probabilities, 0..1; at least one must be known."""
+        """Return the geometric mean of the probabilities, 0..1. At least one probability must be known."""
         return _geometric_mean(_logarithms(facts))
 
 
 class LearnedScore:
     """The probability that an answer is good, learned from an app's own ratings. Implements ``Score``.
 
-    It is a logistic regression with an L2 penalty on how likely the tokens were, on the lengths of prompt and answer, and on the task. A
-    rating may come from a user, or from a comparison with the server's answer. The latest 1,000 count. The first score that
-    is requested after a twentieth of the labels is new makes a new fit. The same calls give the same scores.
+    It is a logistic regression with an L2 penalty. Its inputs are how likely the tokens were, the lengths of prompt and answer, and the
+    task. A rating may come from a user, or from a comparison with the server's answer. The latest 1,000 ratings count. Once a twentieth of
+    them are new, the next request for a score fits again. The same calls give the same scores.
 
     Args:
-        examples: answers that were rated before, as ``examples`` returns them, oldest first.
-        min_labels: number of rated answers needed; at least a tenth of this number must be good, and as many must be bad.
+        examples: answers that were rated before, as the attribute ``examples`` returns them, oldest first.
+        min_labels: number of rated answers needed. At least a tenth of this number must be good answers, and a tenth bad ones.
 
     Raises:
         ConfigError: ``min_labels`` is below 2.
@@ -152,9 +152,9 @@ class LearnedScore:
         """Learn from an answer.
 
         Args:
-            facts: what was known when it was scored.
-            good: True if the device's answer was good enough, which it is if a server's answer would have been only slightly better.
-                A stricter rule sends the server answers that gain little there, and then the perplexity is a better score.
+            facts: the facts that were known when the answer was scored.
+            good: True if the device's answer was good enough. Count an answer as good if the server's would have been only slightly better:
+                a stricter rule sends answers to the server that gain little by it, and then the perplexity is the better score.
         """
         if self.labels == MAX_LABELS:
             self._good -= self._examples[0].good
@@ -174,26 +174,26 @@ class LearnedScore:
 
     @property
     def good_share(self) -> float | None:
-        """Share of the rated answers that were good, or None if too few were rated to say."""
+        """Share of the rated answers that were good, or None if too few answers were rated."""
         return self._good / self.labels if self.labels >= MIN_RATED else None
 
     @property
     def is_ready(self) -> bool:
-        """True if there are enough rated answers of both kinds; until then the perplexity is used as the score."""
+        """True if there are enough good and bad rated answers. Until then, the perplexity is used as the score."""
         return self.labels >= self._min_labels and min(self._good, self.labels - self._good) >= max(1, self._min_labels // 10)
 
     def score(self, facts: AnswerFacts) -> float:
-        """Return the probability that the answer is good, 0..1; the probability of at least one token must be known.
+        """Return the probability that the answer is good, 0..1. The probability of at least one token must be known.
 
-        A task that has not been rated yet, or isn't one of the 16 that were rated most often, counts as an average one. Until ``is_ready``
-        the score is the perplexity's, which isn't a probability.
+        A task that has not been rated yet, or isn't one of the 16 tasks rated most often, counts as an average task. Until ``is_ready``,
+        the result is ``Perplexity``'s score, which isn't a probability.
         """
         answer = _rated(facts, good=False)  # the label isn't read
         return self._fitted().score(answer) if self.is_ready else answer.mean
 
     @property
     def rated_scores(self) -> Sequence[float]:
-        """The scores of the rated answers; none until ``is_ready``."""
+        """The scores of the rated answers, or () until ``is_ready``."""
         return self._fitted().rated if self.is_ready else ()
 
     def _fitted(self) -> _Fit:
@@ -203,20 +203,20 @@ class LearnedScore:
 
 
 class SteeredThreshold:
-    """The score below which the server answers, so that a share of the prompt tokens goes to the server.
+    """Finds the score below which the server answers, so that a given share of the prompt tokens goes to the server.
 
-    It is computed from the last 256 answers. Their scores must be of one kind, so create a new threshold when the score changes.
+    It is computed from the last 256 answers. Their scores must all be of one kind, so create a new object when the kind of score changes.
     """
 
     def __init__(self) -> None:
         self._answers: deque[tuple[float | None, int]] = deque(maxlen=_WINDOW)
 
     def record(self, score: float | None, tokens: int) -> None:
-        """Take the next answer, whoever gave it.
+        """Record the next answer, whichever side gave it.
 
         Args:
-            score: score of the device's first tokens, 0..1; None if not known, or a server was started without waiting for it.
-            tokens: length of the prompt.
+            score: score of the device's first tokens, 0..1, or None if not known or if a server was started without waiting for it.
+            tokens: the prompt's length.
         """
         self._answers.append((score, tokens))
 
@@ -226,10 +226,10 @@ class SteeredThreshold:
         return [score for score, _ in self._answers if score is not None]
 
     def threshold(self, budget: float) -> float:
-        """Return the threshold, 0..0.9: the server should answer where the score is lower.
+        """Return the threshold, 0..0.9. The server should answer if the score is lower.
 
-        The last answers with lower scores have at most the budget's share of all prompt tokens, and one answer more would exceed it.
-        Equal scores stay on one side. The threshold is 0.5 until 20 scores are known.
+        Of the last answers, those with lower scores have at most the budget's share of all prompt tokens, and one answer more would exceed
+        it. Answers with equal scores are treated alike. The threshold is 0.5 until 20 scores are known.
 
         Args:
             budget: share of all prompt tokens that servers may process because of low scores, 0..1.
@@ -241,7 +241,7 @@ class SteeredThreshold:
         known = sorted((score, tokens) for score, tokens in self._answers if score is not None)
         if len(known) < _MIN_SCORES:
             return _FIRST_THRESHOLD
-        left = budget * sum(tokens for _, tokens in self._answers) + 1e-6  # which rounding may have taken
+        left = budget * sum(tokens for _, tokens in self._answers) + 1e-6  # makes up for rounding
         for score, tokens in known:
             left -= tokens
             if left < 0.0:
@@ -250,14 +250,14 @@ class SteeredThreshold:
 
 
 def fit_logistic(rows: Floats, is_good: Floats, penalties: Floats) -> Floats:
-    """Return the weights of a logistic regression with an L2 penalty, shape (columns,), by Newton's method.
+    """Fit a logistic regression with an L2 penalty by Newton's method, and return its weights, shape (columns,).
 
-    They minimise the sum of -log p(label) and of penalty * weight^2 / 2. A step that would overshoot is halved.
+    The weights minimise the sum of -log p(label) and of penalty * weight^2 / 2. A step that would overshoot is halved.
 
     Args:
         rows: inputs, shape (labels, columns).
         is_good: labels, 0.0 or 1.0, shape (labels,).
-        penalties: above 0, shape (columns,).
+        penalties: penalty of each column, above 0, shape (columns,).
     """
 
     def loss(weights: Floats) -> float:
@@ -280,13 +280,13 @@ def fit_logistic(rows: Floats, is_good: Floats, penalties: Floats) -> Floats:
 
 
 class _Fit(NamedTuple):
-    """The result of a fit. Inputs are clamped to the range that was seen, and the weights include their normalisation.
+    """The result of a fit. Inputs are clamped to the range seen in the fit, and the weights include their normalisation.
 
     Args:
-        intercept: logit of an average answer.
+        intercept: logit of an answer whose inputs are all 0.
         weights, low, high: weight and range of each input, shape (inputs,).
-        tasks: what each task adds to the logit.
-        rated: scores of the answers that it was fitted to.
+        tasks: the number that each task adds to the logit.
+        rated: scores of the answers that were used for the fit.
     """
 
     intercept: float

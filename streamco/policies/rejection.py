@@ -1,24 +1,24 @@
 """Rejection forecast: where the verifier will probably reject, and what to pre-draft (Synera section 4.4, stall-free parallel inference).
 
-The number r of accepted draft tokens is a capped geometric variable, and a confident token is a less likely position of the rejection:
+The number r of accepted draft tokens is a capped geometric variable, and a rejection is less likely at a confident token:
 
     weight(r = t) = (1 - alpha) alpha^t (1 - c_t),  t = 0 .. gamma - 1
 
-with alpha the acceptance, c_t the confidence of token t and gamma the window. The deviations from the paper:
+where alpha is the acceptance, c_t the confidence of token t and gamma the window. The code deviates from the paper in these points:
 
-- The paper has alpha^gamma for a rejection at the last position, but that is the probability that no token is rejected. Here accepting all
-  is a separate outcome, and the last position has (1 - alpha) alpha^t like the others.
-- No single confidence adjusts that outcome. It gets the factor of an average token, 1 - c with c the mean confidence. So a draft of average
-  tokens keeps the base distribution, and a confident draft is more likely to be accepted whole. Without a measured mean, c = alpha.
+- The paper has alpha^gamma for a rejection at the last position, but that is the probability that no token is rejected. Here the
+  acceptance of all tokens is a separate outcome, and the last position has (1 - alpha) alpha^t like the others.
+- No single confidence adjusts that outcome. It gets the factor of an average token, 1 - c, where c is the mean confidence. So a draft of
+  average tokens keeps the base distribution, and a confident draft is more likely to be accepted whole. Without a measured mean, c = alpha.
 - The paper draws r* from this distribution, and one correction from the top 3 (``sample_branch``). Here all outcomes are ranked, because
-  the likeliest one is right more often than a draw.
+  the likeliest outcome is right more often than a draw.
 
-If the acceptance of every single token is known, ``chain_rejection`` needs no such form: the first rejection is at a position if all
-tokens before it are accepted and it isn't. ``bench/timed/speculate.py`` compares both.
+If the acceptance of every single token is known, ``chain_rejection`` computes the distribution directly: the first rejection is at a
+position if that token isn't accepted but all tokens before it are. ``bench/timed/speculate.py`` compares both.
 
-A *branch* is one expected verdict, with its position of rejection and its correction, plus the tokens drafted after it. ``rank_branches``
-gives the probability of each branch. ``schedule_branches`` chooses how many are drafted until the verdict comes, and how many of them in
-one batch: if a batch of two takes as long as two batches of one, the likelier branch goes first.
+A *branch* is one expected verdict, with its position of rejection and its correction, and the tokens drafted after it. ``rank_branches``
+gives the probability of each branch. ``schedule_branches`` chooses how many branches are drafted until the verdict comes, and how many of
+them in one batch. If a batch of two takes as long as two batches of one, the likelier branch goes first.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ ALTERNATIVES = 3  # corrections at each position; most are among the draft model
 
 
 class RejectionForecast(Struct, frozen=True):
-    """Probability of each verdict.
+    """The probability of each possible verdict on a draft.
 
     Args:
-        rejections: probability that the first rejected token is at this position of the draft, shape (window,).
-        accept_all: probability that no token is rejected; together with ``rejections`` it sums to 1.
+        rejections: for each position of the draft, the probability that the first rejected token is there, shape (window,).
+        accept_all: probability that no token is rejected. Together with ``rejections`` it adds up to 1.
     """
 
     rejections: tuple[float, ...]
@@ -61,17 +61,17 @@ class RejectionForecast(Struct, frozen=True):
 
     @property
     def window(self) -> int:
-        """Number of tokens in the draft. As a position, it means that all are accepted."""
+        """Number of tokens in the draft. As a position, it means that all tokens are accepted."""
         return len(self.rejections)
 
     @property
     def likeliest(self) -> int:
-        """The most likely number of accepted tokens (r*), the highest among equals, because its branch shares the most work."""
+        """The most likely number of accepted tokens (r*). Among equals it is the highest, because its branch shares the most work."""
         outcomes = (*self.rejections, self.accept_all)
         return max(range(len(outcomes)), key=lambda position: (outcomes[position], position))
 
     def draw(self, rng: Random) -> int:
-        """Return the paper's r*, sampled from the distribution; ``likeliest`` is right more often."""
+        """Return the paper's r*, drawn at random from the distribution. ``likeliest`` is right more often."""
         sums = list(accumulate((*self.rejections, self.accept_all)))
         return min(bisect_right(sums, rng.random() * sums[-1]), self.window)
 
@@ -80,8 +80,8 @@ class Branch(Struct, frozen=True):
     """One expected verdict.
 
     Args:
-        position: number of accepted draft tokens; the draft's length if all are.
-        token: the token that the verifier adds; None for the draft model's own next token, not yet computed.
+        position: number of accepted draft tokens, which is the draft's length if all are accepted.
+        token: the token that the verifier adds, or None for the draft model's own next token, which isn't computed yet.
         probability: probability of this verdict, and so of adopting the branch.
     """
 
@@ -91,12 +91,12 @@ class Branch(Struct, frozen=True):
 
 
 class PreDraft(Struct, frozen=True):
-    """Plan of what to draft while the verdict is out.
+    """A plan of what to draft during the wait for a verdict.
 
     Args:
-        branches: likeliest first; empty if no branch is worth a step, or there is no time for one.
-        steps: number of tokens to draft on each branch; time may run out before the last ones have them.
-        width: number of branches in one batch; the next ones follow when these are done.
+        branches: branches to draft, likeliest first. Empty if no branch is worth a step, or there is no time for a step.
+        steps: number of tokens to draft on each branch. Time may run out before the last branches have them.
+        width: number of branches in one batch. The next branches follow when these are done.
         first_width: number of branches that are drafted before all others, 0 or 1.
     """
 
@@ -112,17 +112,17 @@ class PreDraft(Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        """Maximum number of tokens to compute, of which most are discarded."""
+        """Maximum number of tokens to compute. Most of them are discarded."""
         return len(self.branches) * self.steps
 
 
 def forecast_rejection(acceptance: float, confidences: Sequence[float], mean_confidence: float | None = None) -> RejectionForecast:
-    """Return the confidence-adjusted capped geometric distribution of the first rejection.
+    """Return the distribution of the first rejection: capped geometric, adjusted by the tokens' confidences.
 
     Args:
         acceptance: alpha, the probability that a draft token is accepted, 0..1.
-        confidences: c_t, the draft model's probability of each draft token, perhaps none.
-        mean_confidence: c, measured mean confidence of draft tokens, 0..1; None for alpha.
+        confidences: c_t, the draft model's probability of each draft token. May be empty.
+        mean_confidence: c, measured mean confidence of draft tokens, 0..1. None means alpha.
 
     Raises:
         ConfigError: the acceptance or the mean confidence is outside 0..1.
@@ -141,13 +141,13 @@ def forecast_rejection(acceptance: float, confidences: Sequence[float], mean_con
 
 
 def chain_rejection(acceptance_by_token: Sequence[float]) -> RejectionForecast:
-    """Return the distribution of the first rejection if the acceptance of every single token is known.
+    """Return the distribution of the first rejection from the acceptance of every single token.
 
     Args:
         acceptance_by_token: acceptance of each draft token if all tokens before it are accepted, 0..1, shape (window,).
 
     Raises:
-        ConfigError: one of them is outside 0..1.
+        ConfigError: an acceptance is outside 0..1.
     """
     rejections, reached = [], 1.0
     for acceptance in acceptance_by_token:
@@ -164,21 +164,21 @@ def rank_branches(
     acceptance: float,
     alternatives: int = ALTERNATIVES,
 ) -> list[Branch]:
-    """Return all branches, likeliest first.
+    """Return all branches of a draft, likeliest first.
 
-    A rejected token is replaced by another candidate of its position, in proportion to the draft model's probabilities. After an accepted
+    A rejected token is replaced by another candidate for its position, in proportion to the draft model's probabilities. After an accepted
     draft the verifier adds its own token: the draft model's best with probability alpha, otherwise another candidate, also in proportion.
 
     Args:
-        forecast: rejection forecast of this draft.
-        draft: its ids, shape (window,).
-        candidates: the draft model's likeliest (id, probability) at each position, best first, probabilities of the whole vocabulary. There
-            is one row more than draft tokens if the position after the draft has already been computed.
+        forecast: the draft's rejection forecast.
+        draft: the draft's ids, shape (window,).
+        candidates: the draft model's likeliest tokens at each position as (id, probability), best first, with probabilities over the whole
+            vocabulary. There is one row more than draft tokens if the position after the draft has already been computed.
         acceptance: alpha, 0..1.
-        alternatives: maximum number of candidates of a position that get a branch.
+        alternatives: maximum number of candidates for each position that get a branch.
 
     Raises:
-        ConfigError: the numbers of tokens and of rows don't fit.
+        ConfigError: the numbers of tokens and rows don't fit.
     """
     window = forecast.window
     if len(draft) != window or len(candidates) not in {window, window + 1} or alternatives < 0:
@@ -205,11 +205,11 @@ def sample_branch(
     rng: Random,
     alternatives: int = ALTERNATIVES,
 ) -> Branch:
-    """Return the paper's one branch: r* drawn from the forecast, and the correction drawn from the draft model's likeliest tokens.
+    """Draw the paper's single branch: r* from the forecast, and the correction from the draft model's likeliest tokens.
 
     Args:
         forecast, draft, candidates: as for ``rank_branches``.
-        rng: draws both.
+        rng: random source for both draws.
         alternatives: number of candidates from which the correction is drawn, in proportion to their probabilities.
     """
     position = forecast.draw(rng)
@@ -231,20 +231,20 @@ def schedule_branches(
     max_ahead: int = 0,
     energy: float = 0.0,
 ) -> PreDraft:
-    """Choose which branches to draft, how many tokens of each, and how many in one batch.
+    """Choose which branches to draft, how many tokens on each, and how many branches in one batch.
 
     With more branches, one is adopted more often, but a step of a larger batch takes longer, so each branch has fewer tokens when the
     verdict comes. An adopted branch saves the steps that were made, up to the next window. The plan maximises the mean saving. A draft
-    that is sent ahead saves more: the time between its end and the verdict, up to a round trip. So the likeliest branch may be drafted
-    before all others. The worth of the dropped tokens' energy is subtracted, so that a branch that is hardly ever adopted isn't
+    that is sent ahead saves additional time, from its end to the verdict, but at most a round trip. So the likeliest branch may be drafted
+    before all others. The worth of the energy for dropped tokens is subtracted, so that a branch that is hardly ever adopted isn't
     drafted.
 
     Args:
-        branches: likeliest first (``rank_branches``).
+        branches: the branches, likeliest first (``rank_branches``).
         seconds: time for drafting, usually until the verdict is expected.
-        step_times: seconds that one step on 1, 2, ... branches in one batch takes; its length is the maximum number of branches.
+        step_times: seconds that one step on 1, 2, ... branches in one batch takes. Its length is the maximum number of branches.
         window: number of tokens in the next draft.
-        rtt: seconds that a round trip takes, the most that sending ahead can save.
+        rtt: seconds that a round trip takes, which is the most that sending ahead can save.
         max_ahead: maximum number of drafts that are sent ahead.
         energy: seconds that the energy of a drafted token is worth.
 
@@ -276,9 +276,9 @@ def schedule_branches(
 
 
 def _steps(count: int, sizes: Iterator[int], seconds: float, step_times: Sequence[float], window: int) -> tuple[list[int], list[float]]:
-    """Return the number of tokens of each branch, and the seconds left when it has them.
+    """Return how many tokens each branch gets, and how many seconds are left when it has them.
 
-    Branches are drafted in batches of ``sizes``, one batch after the other. Branches without tokens are left out.
+    Branches are drafted in batches of the given ``sizes``, one batch after the other. Branches that get no tokens are left out.
     """
     steps: list[int] = []
     spare: list[float] = []
@@ -297,7 +297,7 @@ def _steps(count: int, sizes: Iterator[int], seconds: float, step_times: Sequenc
 def _replacements(
     position: int, token: int, probability: float, candidates: Sequence[tuple[int, float]], alternatives: int
 ) -> list[Branch]:
-    """Return branches for the likeliest candidates other than ``token``, each with its share of the probability of all others."""
+    """Return branches for the likeliest candidates other than ``token``. They divide ``probability`` in proportion to their shares."""
     own = sum(share for choice, share in candidates if choice == token)
     others = [(choice, share) for choice, share in candidates if choice != token and share > 0.0]
     left = max(1.0 - own, sum(share for _, share in others))

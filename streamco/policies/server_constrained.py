@@ -1,8 +1,8 @@
 """Server-constrained dispatch: the device always starts, and the server joins for long prompts (DiSCo section 4.2, Algorithm 3).
 
-The server's time to first token hardly depends on the prompt, and the device's grows with it. So the server helps most with long prompts,
-those longer than l_th (equation 3). Lengths are whole numbers, and the prompts of length l_th may have more tokens than the budget has
-left. To "consume exactly (1 - b)", this deviates from Algorithm 3: the server joins a random *part* of the prompts of that length.
+The server's time to first token hardly depends on the prompt, while the device's grows with it. So the server helps most with long prompts,
+and it joins for prompts longer than l_th (equation 3). Lengths are whole numbers, so the prompts of length l_th may have more tokens than
+are left in the budget. To "consume exactly (1 - b)", this deviates from Algorithm 3: the server joins for a random *part* of them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class ServerConstrained(Struct, frozen=True, tag="server-constrained"):
     """A plan of Algorithm 3.
 
     Args:
-        threshold: l_th, tokens; longer prompts go to both sides, shorter ones only to the device.
-        share_at_threshold: probability that a prompt of exactly this length goes to both, 0..1.
+        threshold: l_th in tokens. Longer prompts go to both sides, shorter prompts only to the device.
+        share_at_threshold: probability that a prompt of exactly this length goes to both sides, 0..1.
         planned_share: expected share of all prompt tokens that the server processes.
     """
 
@@ -43,7 +43,7 @@ class ServerConstrained(Struct, frozen=True, tag="server-constrained"):
 
     @classmethod
     def plan(cls, lengths: LengthDistribution, budget: float) -> ServerConstrained:
-        """Find l_th by equation 3; ``budget`` is the share of prompt tokens that the server may process, 0..1.
+        """Find l_th by equation 3. ``budget`` is the share of prompt tokens that the server may process, 0..1.
 
         Raises:
             ConfigError: the budget is outside 0..1.
@@ -61,13 +61,13 @@ class ServerConstrained(Struct, frozen=True, tag="server-constrained"):
         return cls(int(lengths.lengths[index]), part, float(budget))
 
     def outcomes(self, length: int) -> Outcomes:
-        """Return one decision, or two at the threshold."""
+        """Return the only decision for this prompt length, or at the threshold the two possible ones."""
         if length != self.threshold:
             return ((1.0, _BOTH if length > self.threshold else _DEVICE),)
         return ((self.share_at_threshold, _BOTH), (1.0 - self.share_at_threshold, _DEVICE))
 
     def decide(self, length: int, rng: Random) -> Decision:
-        """Return the decision for this length; ``rng`` is used only at the threshold."""
+        """Return a decision for this prompt length. ``rng`` is used only at the threshold."""
         if length == self.threshold:
             return _BOTH if rng.random() < self.share_at_threshold else _DEVICE
         return _BOTH if length > self.threshold else _DEVICE

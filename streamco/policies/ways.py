@@ -1,20 +1,20 @@
-"""The choice between ways to make an answer, by what time, money and quality are worth to the caller.
+"""Chooses between ways to make an answer, by what time, money and quality are worth to the caller.
 
 A *way* is the device alone, the server alone, a race, a gated race, speculation or a split model. Each has a forecast for the requested
 answer. The weighted cost of a way is
 
     time x (seconds that the reader waits) + money x (US dollars) - quality x (expected quality)
 
-The reader waits for the first word, and later whenever the text comes slower than they read. For an answer that isn't streamed, they wait
-until its end. Dollars are the servers' bill and the device's energy at the exchange rate (``policies.cost``).
+The reader waits for the first word, and later whenever the text comes slower than they read. If an answer isn't streamed, they wait until
+its end. Dollars are the servers' bill and the device's energy at the exchange rate (``policies.cost``).
 
 ``WayChooser`` takes the cheapest way. With a budget below 1, the prompt tokens of the side that it limits have a price, too, which only
-the answers that gain most by them can pay. So the budget is spent on those, and not on whatever comes first.
+the answers that gain most from these tokens can pay. So the budget is spent on these answers, and not on whatever comes first.
 
-A forecast gets old, sooner if it is based on few measurements, and a way that nothing is known about has none. Such a way is tried if it
-would be the cheapest with an immediate first word; otherwise it can't win, whatever is measured. One that stays unknown is tried less and
-less often. In total, trying known ways may cost 2 % more than the best way would have. A race isn't tried: its forecast follows from both
-sides' forecasts, and it costs no less than the side that wins it.
+A forecast gets old, sooner if it is based on few measurements, and a way about which nothing is known has no forecast. A way of either kind
+is tried if it would be the cheapest with an immediate first word. Otherwise it can't win, whatever is measured. A way that stays unknown is
+tried less and less often. In total, trying known ways may cost 2 % more than the best way would have. A race isn't tried, because its
+forecast follows from both sides' forecasts, and it costs no less than the side that wins it.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ __all__ = [
 ]
 
 _WINDOW = 256  # answers that a price is computed from
-_TRIED = 0.02  # share of the costs that tries may lose
+_TRIED = 0.02  # share of the costs that may be lost by tries
 _TIE = 1e-6
 _LONGEST = 60.0  # seconds that a server without an answer counts for
 _FACTORS = 8  # factors of a device's jitter that a forecast uses
 
 MAX_AGE = 50
-"""Answers after which a forecast is old, because nothing has been measured since."""
+"""A forecast is old if it hasn't been measured again for this many answers."""
 
 
 class Weights(Struct, frozen=True):
-    """What time, money and quality are worth to the caller; None if one of them doesn't count.
+    """How much time, money and quality are worth to the caller. None means that something doesn't count.
 
     Args:
-        time: a second that the reader waits.
-        money: a US dollar.
-        quality: a good answer instead of a bad one: a difference of 1 in quality.
+        time: worth of a second that the reader waits.
+        money: worth of a US dollar.
+        quality: worth of a good answer instead of a bad one, which is a difference of 1 in quality.
 
     Raises:
         ConfigError: a weight isn't a finite number of 0 or more, or none is above 0.
@@ -89,18 +89,18 @@ class Way(Struct, frozen=True, kw_only=True):
 
     Args:
         name: "device", "server", "race", "gated race", "speculate" or "split".
-        first_word: seconds to the first token; None if not known.
+        first_word: seconds to the first token, or None if not known.
         late: seconds that the reader waits after the first token, because the text comes slower than they read.
-        rate: tokens per second after the first one; None if not known, and then the reader doesn't wait for them.
-        dollars: cost at servers, US dollars; None if a price isn't known, which counts as nothing.
-        joules: of the device; None if not known.
-        energy_usd: what these joules are worth, in US dollars; None if not known, which counts as nothing.
-        quality: expected quality, on one scale for all ways; None if not known, which counts as 0.
-        spends: prompt tokens that the side under the budget is expected to read.
-        obstacle: why it isn't open, as a clause; "" if it is.
-        measured: what its forecast is based on: answers at "device" and "server", or its own answers.
-        is_unknown: not even who will write the answer is known, nor what it costs. Its quality is then the best that is possible.
-        cost: weighted cost; None if not known, or not open.
+        rate: tokens per second after the first token. None if not known, in which case the reader is assumed not to wait.
+        dollars: cost at servers in US dollars. None if a price isn't known, which counts as 0.
+        joules: energy that the device needs, or None if not known.
+        energy_usd: how much this energy is worth in US dollars. None if not known, which counts as 0.
+        quality: expected quality, on one scale for all ways. None if not known, which counts as 0.
+        spends: number of prompt tokens that the side under the budget is expected to read.
+        obstacle: a clause that says why the way isn't open, or "" if it is.
+        measured: names of the measurements behind the forecast: "device" and "server" for the sides' answers, or the way's own name.
+        is_unknown: True if not even the writer and the cost of the answer are known. The quality is then the best that is possible.
+        cost: weighted cost, or None if it isn't known or the way isn't open.
     """
 
     name: str
@@ -118,7 +118,7 @@ class Way(Struct, frozen=True, kw_only=True):
     cost: float | None = None
 
     def weigh(self, weights: Weights, *, at_once: bool = False) -> float | None:
-        """Return the weighted cost, with ``at_once`` the least that it may turn out to be. None if it isn't known."""
+        """Return the weighted cost, or None if it isn't known. With ``at_once``, return the lowest cost that is possible."""
         if self.is_unknown and not at_once:
             return None
         waiting = 0.0 if at_once or not weights.time else None if self.first_word is None else self.first_word + self.late
@@ -129,12 +129,12 @@ class Way(Struct, frozen=True, kw_only=True):
 
 
 class ChosenWay(NamedTuple):
-    """The choice for one answer.
+    """The way chosen for one answer.
 
     Args:
-        way: the name of the chosen way.
+        way: name of the chosen way.
         ways: all ways, with their costs.
-        reason: why, in a few words.
+        reason: the reason in a few words.
     """
 
     way: str
@@ -146,27 +146,27 @@ class WayChooser:
     """Chooses a way for each answer. Each client has one, because it remembers how long ago each forecast was measured.
 
     Args:
-        weights: what the caller says is worth how much.
+        weights: how much time, money and quality are worth to the caller.
     """
 
     def __init__(self, weights: Weights) -> None:
         self.weights = weights
         self._count = 0
-        self._last: dict[str, int] = {}  # by what is measured: the answer that last measured it
-        self._measurements: Counter[str] = Counter()  # the same: how often it was measured
-        self._tries: Counter[str] = Counter()  # of ways that stay unknown
-        self._tried: dict[str, int] = {}  # the answer that last tried each way
+        self._last: dict[str, int] = {}  # number of the answer that last measured each name in ``Way.measured``
+        self._measurements: Counter[str] = Counter()  # how often each of these names was measured
+        self._tries: Counter[str] = Counter()  # how often each way that stays unknown was tried
+        self._tried: dict[str, int] = {}  # number of the answer that last tried each way
         self._price = _BudgetPrice()
         self._credit = 0.0  # weighted cost that further tries may be predicted to lose
 
     def choose(self, ways: Iterable[Way], *, prompt_tokens: int = 0, budget: float = 1.0, is_again: bool = False) -> ChosenWay:
-        """Return the choice between ways, at least one of which must be open.
+        """Choose a way for the next answer. At least one way must be open.
 
         Args:
             ways: the ways and their forecasts.
             prompt_tokens: the prompt's length.
-            budget: share of all prompt tokens that one side may read, 0..1.
-            is_again: True if the way chosen before for this answer turned out not to be open.
+            budget: share of all prompt tokens that the limited side may read, 0..1.
+            is_again: True if a way was already chosen for this answer but turned out not to be open.
         """
         self._count += not is_again
         weighed = tuple(each if each.obstacle else replace(each, cost=each.weigh(self.weights)) for each in ways)
@@ -205,7 +205,7 @@ class WayChooser:
             self._measurements[each] += 1
 
     def _gains(self, ways: Sequence[Way]) -> list[tuple[float, float]]:
-        """For each way that spends some of the budget, return its gain per token over the best way that spends none, and its tokens."""
+        """Return (gain per token, tokens) for each way that spends some of the budget. The gain is over the best way that spends none."""
         costs = [(each, each.weigh(self.weights)) for each in ways]
         frugal = [cost for each, cost in costs if not each.spends and not each.obstacle and cost is not None]
         if not frugal:
@@ -213,13 +213,13 @@ class WayChooser:
         return [((min(frugal) - cost) / each.spends, each.spends) for each, cost in costs if each.spends and cost is not None]
 
     def _to_try(self, able: Sequence[Way], best: float) -> Way | None:
-        """Return the way to measure next, which might be cheaper than the best known one, or None if there is none."""
+        """Return the way to try next, which might be cheaper than the best known way, or None if there is none."""
         single = {each.measured[0] for each in able if len(each.measured) == 1}
         due = [each for each in able if self._is_due(each, single, best) and _least(each, self.weights) < best]
         return min(due, key=lambda each: (self._measured(each), _least(each, self.weights)), default=None)
 
     def _is_due(self, way: Way, single: set[str], best: float) -> bool:
-        """Return True if a way is to be tried. ``single`` names what other ways measure alone."""
+        """Return True if it is time to try a way. ``single`` has the names that some way measures alone."""
         waited = self._count - self._tried.get(way.name, -MAX_AGE)
         if way.cost is None:
             is_own = len(way.measured) == 1 or not single.issuperset(way.measured)
@@ -230,23 +230,23 @@ class WayChooser:
         return is_old and len(way.measured) == 1 and way.cost - best <= self._credit
 
     def _measured(self, way: Way) -> int:
-        """Return the number of the answer that measured the oldest part of a forecast, or 0 for before the first answer."""
+        """Return the number of the answer that measured the oldest part of a way's forecast, or 0 if a part was never measured."""
         return min((self._last.get(each, 0) for each in way.measured), default=self._count)
 
 
 class _BudgetPrice:
-    """What a prompt token under the budget is worth: the gain per token above which the last answers spend just the budget's share."""
+    """Finds the price of a prompt token under the budget: the gain per token above which the last answers spend the budget's share."""
 
     def __init__(self) -> None:
         self._answers: deque[tuple[float, float, int]] = deque(maxlen=_WINDOW)  # gain per token, tokens spent, prompt tokens
 
     def next(self, gains: Sequence[tuple[float, float]], prompt_tokens: int, budget: float) -> float:
-        """Take the next answer, and return the price of a token for it, 0 or more.
+        """Record the next answer, and return the price of a token for it, 0 or more.
 
         Args:
-            gains: gain per token, and tokens, of each way that spends some.
+            gains: (gain per token, tokens) of each way that spends some of the budget.
             prompt_tokens: the prompt's length.
-            budget: share of all prompt tokens, 0..1.
+            budget: share of all prompt tokens that may be spent, 0..1.
         """
         gain, spent = max(gains, default=(0.0, 0.0))
         self._answers.append((max(0.0, gain), spent, prompt_tokens))
@@ -281,9 +281,9 @@ class Reading(NamedTuple):
     """How an answer is read, and how long it is expected to be.
 
     Args:
-        tokens: length of the answer.
+        tokens: the answer's expected length.
         reader_rate: tokens per second that the reader reads.
-        is_streamed: False if they get it whole.
+        is_streamed: False if the reader gets the answer as a whole.
     """
 
     tokens: float
@@ -291,10 +291,10 @@ class Reading(NamedTuple):
     is_streamed: bool
 
     def late(self, rate: float | None) -> float:
-        """Return the seconds that the reader waits after the first token if an answer comes at this rate.
+        """Return how many seconds the reader waits after the first token if the answer comes at this rate.
 
         Args:
-            rate: tokens per second; None if not known, and then they don't wait.
+            rate: tokens per second. None if not known, in which case the reader is assumed not to wait.
         """
         if rate is None:
             return 0.0
@@ -302,13 +302,13 @@ class Reading(NamedTuple):
 
 
 class GateOutlook(NamedTuple):
-    """What a quality gate is expected to do with answers that the device begins.
+    """How a quality gate is expected to treat answers that the device begins.
 
     Args:
-        sure: share of them that it lets through, 0..1.
-        tokens: number of tokens that it holds for its score.
+        sure: share of these answers that the gate lets through, 0..1.
+        tokens: number of tokens that the gate holds for its score.
         max_wait: seconds after which an answer is shown although the device is unsure of it, because the server is late.
-        sure_score, unsure_score: how good the answers are that it lets through, and the others, 0..1; None if not known.
+        sure_score, unsure_score: mean score of the answers that the gate lets through, and of the others, 0..1. None if not known.
     """
 
     sure: float
@@ -319,12 +319,12 @@ class GateOutlook(NamedTuple):
 
 
 class RaceForecast(NamedTuple):
-    """What is expected of one dispatch decision.
+    """The expected outcome of one dispatch decision.
 
     Args:
-        first_word: seconds to the first token; None if not known.
+        first_word: seconds to the first token, or None if not known.
         by_device: probability that the device writes the answer.
-        unsure: probability that it does although it is unsure of it.
+        unsure: probability that the device writes the answer although it is unsure of it.
         device_starts, server_starts: probabilities that each side reads the prompt.
     """
 
@@ -345,16 +345,16 @@ def forecast_race(
     gate: GateOutlook | None = None,
     rate: float | None = None,
 ) -> RaceForecast | None:
-    """Return what is expected of a decision, or None if it isn't known who writes the answer, because one of two sides is unknown.
+    """Forecast the outcome of a decision. Returns None if a side's speed isn't known, so that either side might write the answer.
 
     Args:
         decision: when each side starts.
-        device: its speed; None if not known.
-        server: its time to first token; None if not known.
+        device: the device's speed, or None if not known.
+        server: the server's time to first token, or None if not known.
         prompt_tokens: the prompt's length.
-        queue: seconds until the device gets to this prompt.
-        gate: grades the beginning of a device that starts alone; None if there is no gate.
-        rate: tokens per second of the device, for the tokens that are held; None if not known.
+        queue: seconds until the device can start on this prompt.
+        gate: the quality gate for the first tokens of a device that starts alone, or None if there is no gate.
+        rate: the device's tokens per second, for the tokens that the gate holds, or None if not known.
     """
     device_wait, server_wait = decision.device_wait, decision.server_wait
     if device_wait is None:
@@ -378,7 +378,7 @@ def forecast_race(
 def _plain(
     first: float, device_wait: float, server_wait: float | None, server: TTFTDistribution | None
 ) -> tuple[float, float, float, float, float]:
-    """Return the parts of a forecast if the device's first token would come after ``first`` seconds."""
+    """Return the fields of a ``RaceForecast`` for a race in which the device's first token would come after ``first`` seconds."""
     if server_wait is None or server is None or server_wait >= first:
         return first, 1.0, 0.0, 1.0, 0.0
     by_server = server.cdf(first - server_wait)
@@ -387,19 +387,19 @@ def _plain(
 
 
 def _gated(held: float, server: TTFTDistribution, gate: GateOutlook) -> tuple[float, float, float, float, float]:
-    """Like ``_plain``, for a device that starts alone, has its score after ``held`` seconds, and has the server asked only then."""
+    """Like ``_plain``, for a device that starts alone and is scored after ``held`` seconds. Only then may the server be asked."""
     unsure = 1.0 - gate.sure
     shown = unsure * server.survival_at(gate.max_wait)
     return held + unsure * float(server.mean_within(gate.max_wait)), gate.sure + shown, shown, 1.0, unsure
 
 
 class SideTerms(NamedTuple):
-    """What one side's work costs, and how good its answers are.
+    """The cost of one side's work, and the quality of its answers.
 
     Args:
-        rate: tokens per second; None if not known.
-        late: seconds that the reader waits after its first token.
-        quality: quality of its answers; None if not known.
+        rate: tokens per second, or None if not known.
+        late: seconds that the reader waits after the side's first token.
+        quality: quality of the side's answers, or None if not known.
         prompt: cost of reading the prompt.
         completion: cost of writing the whole answer.
     """
@@ -412,11 +412,11 @@ class SideTerms(NamedTuple):
 
 
 def least_score(weights: Weights, device: SideTerms, server: SideTerms, times: TTFTDistribution) -> float:
-    """Return the lowest score, 0..1, at which a device's answer is worth more than the server's would be.
+    """Return the lowest score, 0..1, at which the device's answer is worth more than the server's answer would be.
 
     Args:
-        weights: what time, money and quality are worth; quality must count.
-        device, server: what their work costs; the server's quality is above 0. The score is a device answer's share of that quality.
+        weights: how much time, money and quality are worth. Quality must count.
+        device, server: the sides' costs. The server's quality must be above 0. A score is the answer's share of that quality.
         times: the server's time to first token.
     """
     assert weights.quality, "quality counts"
@@ -428,13 +428,13 @@ def least_score(weights: Weights, device: SideTerms, server: SideTerms, times: T
 
 
 def race_way(name: str, forecast: RaceForecast | None, device: SideTerms, server: SideTerms, gate: GateOutlook | None = None) -> Way:
-    """Return a way in which one or both sides write the answer alone.
+    """Build the way for a dispatch decision, in which one side writes the whole answer.
 
     Args:
         name: name of the way.
-        forecast: forecast of its decision; None if it isn't known who writes the answer.
-        device, server: what their work costs.
-        gate: says how good the device's shown answers are; None if they are as good as all its answers.
+        forecast: forecast for the decision, or None if it isn't known which side writes the answer.
+        device, server: the sides' costs.
+        gate: tells how good the device's answers are that readers see. None means as good as all its answers.
     """
     if forecast is None:
         ends = (device.quality, server.quality)
@@ -458,25 +458,25 @@ def race_way(name: str, forecast: RaceForecast | None, device: SideTerms, server
 
 
 def _graded(device: float | None, server: float | None, gate: GateOutlook | None) -> tuple[float | None, float | None]:
-    """Return the quality of the device's answers that a gate lets through, and of the others; a score is a share of the server's."""
+    """Return the quality of the device's answers that a gate lets through, and of the others. Scores are shares of the server's quality."""
     scores = (None, None) if gate is None else (gate.sure_score, gate.unsure_score)
     sure, unsure = (device if score is None or server is None else score * server for score in scores)
     return sure, unsure
 
 
 def _part(side: SideTerms, starts: float, share: float, kind: Literal["server", "device", "device_joules"]) -> float | None:
-    """Return what a side's part costs, if it reads the prompt and writes the answer with these probabilities."""
+    """Return the expected cost of a side that reads the prompt with probability ``starts`` and writes the answer with ``share``."""
     prompt, completion = getattr(side.prompt, kind), getattr(side.completion, kind)
     return None if prompt is None or completion is None else starts * prompt + share * completion
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
-    """Return the sum, or None if a part isn't known."""
+    """Return the sum of the values, or None if one of them is None."""
     return None if any(each is None for each in values) else sum(each for each in values if each is not None)
 
 
 def _few(jitter: Sequence[float]) -> Sequence[float]:
-    """Return a few factors that stand for all: the middle of each of equal parts."""
+    """Return a few factors that represent all: the sorted factors are cut into equal parts, and the middle one of each part is taken."""
     if len(jitter) <= _FACTORS:
         return jitter
     ordered = sorted(jitter)

@@ -1,11 +1,11 @@
-"""Window policies, which choose the number gamma of tokens to draft in a round (DSD sections 3.4 and 4).
+"""Window policies, which choose gamma, the number of tokens to draft in a round (DSD sections 3.4 and 4).
 
 A policy proposes the next window from the last rounds (``WindowState``). A window of 1 or less means fused mode: drafting doesn't pay, and
-the target generates alone (section 4.4). ``streamco.policies.mode_switch`` changes the mode and finds the way back.
+the target generates alone (section 4.4). ``streamco.policies.mode_switch`` changes the mode, and returns to drafting when it pays again.
 
 ``Static`` and ``Dynamic`` are the paper's baselines (section 5.2). ``Threshold`` is HAT's rule. ``Confident`` is not in a paper and has no
-fixed window: a draft continues while its next token is worth the step. Proposals go through ``Stabiliser``, the paper's clamping and
-smoothing, so a learned policy needs only its prediction.
+fixed window: a draft continues while its next token is worth the step. All proposals go through ``Stabiliser``, the paper's clamping and
+smoothing, so a learned policy only has to predict.
 """
 
 from __future__ import annotations
@@ -42,25 +42,26 @@ SMOOTHING = 0.4  # section 4.4, alpha there
 
 
 class WindowState(Struct, frozen=True, kw_only=True):
-    """The inputs of a window policy: first those of the paper's predictor (section 4.1), and from ``draft_step`` on additional ones.
+    """The inputs of a window policy. Up to ``tpot`` they are the inputs of the paper's predictor (section 4.1), then come additional ones.
 
     Args:
-        previous: window of the last round (gamma_prev), tokens, as returned by ``Stabiliser``.
-        acceptance: share of recent draft tokens that were accepted, counted up to the first rejected one of each draft, 0..1
-            (alpha_recent); None if there was no round yet.
-        drafted_acceptance: the same for all draft tokens, where those after a rejected one count as not accepted; None if no round yet.
+        previous: window of the last round in tokens (gamma_prev), as returned by ``Stabiliser``.
+        acceptance: share of recent draft tokens that were accepted, where each draft is counted up to its first rejected token, 0..1
+            (alpha_recent). None if there has been no round.
+        drafted_acceptance: the same share of all draft tokens, where tokens after a rejected one count as not accepted. None if there has
+            been no round.
         queue_depth: recent utilisation of the verifier's queue, 0..1 (q_depth).
-        rtt: recent round trip of the link, seconds (RTT_recent).
-        tpot: recent time per token of the target, seconds (TPOT_recent).
-        draft_step: time of the draft model for a token, seconds; 0 if not known.
-        wait: time from sending a draft to its verdict, seconds; 0 if not known.
+        rtt: recent round trip of the link in seconds (RTT_recent).
+        tpot: the target's recent time per token in seconds (TPOT_recent).
+        draft_step: seconds that the draft model takes for a token, or 0 if not known.
+        wait: seconds from sending a draft to its verdict, or 0 if not known.
         hit_rate: share of rounds after which a pre-drafted branch is adopted, 0..1.
-        slowdown: time of a step on all branches together, in steps of the draft alone.
-        rate: tokens per second that drafting gives; 0 if not known.
-        rounds: number of rounds that calibrated confidences, including shadow drafts; older ones count less.
+        slowdown: time of a step on all branches together, as a multiple of a step on the draft alone.
+        rate: tokens per second that drafting gives, or 0 if not known.
+        rounds: number of rounds that calibrated confidences, including shadow drafts. Older rounds count less.
         calibrated_acceptance: recent mean of the acceptance that draft tokens' confidences predict, 0..1.
         row_costs: seconds that the verifier takes for a round, by its number of rows (the draft's tokens and one). None if not known.
-        fixed_wait: the part of ``wait`` that isn't in ``row_costs``, seconds: link and queue.
+        fixed_wait: seconds of ``wait`` for the link and the queue, which ``row_costs`` doesn't include.
     """
 
     previous: int
@@ -90,24 +91,24 @@ class WindowPolicy(Protocol):
 
     @property
     def first(self) -> int:
-        """Window of the first round, tokens."""
+        """Window of the first round in tokens."""
         ...
 
     def propose(self, state: WindowState) -> float:
-        """Return the window of the next round, tokens, not yet rounded; 1 or less means fused mode."""
+        """Return the window of the next round in tokens, not yet rounded. 1 or less means fused mode."""
         ...
 
 
 @runtime_checkable
 class DecidesFusedMode(Protocol):
-    """A window policy that decides on fused mode itself: a proposed window above 1 means that drafting pays.
+    """A window policy that decides on fused mode itself, so that a proposed window above 1 means that drafting pays.
 
-    For the windows of any other policy, ``mode_switch.ModeSwitch`` decides by its speedup model.
+    For any other policy, ``mode_switch.ModeSwitch`` decides by its speedup model whether drafting with the proposed window pays.
     """
 
     @property
     def may_fuse(self) -> bool:
-        """True if it currently decides."""
+        """True if the policy may propose fused mode."""
         ...
 
 
@@ -116,37 +117,37 @@ class EndsDraftsEarly(Protocol):
     """A window policy that ends a draft early when its acceptance becomes unlikely."""
 
     def max_draft_tokens(self, state: WindowState, window: int) -> int:
-        """Return the maximum length of a draft, tokens. ``window`` is the rounded one (``Stabiliser.settle``)."""
+        """Return the maximum length of a draft in tokens. ``window`` is the rounded window (``Stabiliser.settle``)."""
         ...
 
     def min_acceptance(self, state: WindowState, window: float) -> float:
-        """Return the probability of full acceptance, 0..1, below which a draft ends with its last token; 0 if no draft ends early.
+        """Return the probability of full acceptance, 0..1, below which a draft ends. 0 means that no draft ends early.
 
-        ``window`` is the smoothed one, not rounded (``Stabiliser.smoothed``).
+        ``window`` is the smoothed window, not rounded (``Stabiliser.smoothed``).
         """
         ...
 
 
 @runtime_checkable
 class EndsAtDoubtfulToken(Protocol):
-    """A window policy that ends a draft with a token of low confidence, whatever the tokens before it were."""
+    """A window policy that ends a draft after a token of low confidence, whatever the tokens before it were."""
 
     @property
     def min_confidence(self) -> float:
-        """The confidence of a token, 0..1, below which it is the draft's last; 0 if no draft ends early."""
+        """A token whose confidence is below this, 0..1, is the last of its draft. 0 means that no draft ends early."""
         ...
 
 
 def stair_surcharges(state: WindowState, max_window: int) -> list[float]:
-    """Return how much likelier to be accepted whole a draft of 1, 2, ... tokens must be in order to continue, for the rows that it adds.
+    """Return how much must be added to the required acceptance of a draft of 1, 2, ... tokens, because more tokens cost the verifier rows.
 
-    More tokens cost the verifier rows, in whose time drafting gives rate x seconds tokens anyway, and add tokens with the probability that
-    the draft so far is accepted. Climbing a stair of the costs may pay only for all of its rows, so the best number of them counts. Within
-    a stair the surcharge is 0, and a draft fills it; where costs are flat it is 0 everywhere.
+    In the time for these rows, drafting gives rate x seconds tokens anyway. The tokens of the rows are added with the probability that the
+    draft so far is accepted. Climbing a stair of the costs may pay only for all of its rows, so the best number of rows counts. Within a
+    stair the surcharge is 0, so that a draft fills it. Where costs are flat, it is 0 everywhere.
 
     Args:
-        state: the last rounds; [] is returned if its costs or rate aren't known.
-        max_window: length of the longest draft, tokens. It never continues, so it has no surcharge.
+        state: the last rounds. If its costs or rate aren't known, [] is returned.
+        max_window: length of the longest draft in tokens. Such a draft never continues, so it has no surcharge.
     """
     costs = state.row_costs
     if costs is None or state.rate <= 0.0:
@@ -165,10 +166,10 @@ def stair_surcharges(state: WindowState, max_window: int) -> list[float]:
 
 
 class Static(Struct, frozen=True, tag="static"):
-    """A fixed window (section 5.2).
+    """Always proposes the same window (section 5.2).
 
     Args:
-        window: tokens.
+        window: the window in tokens.
     """
 
     window: int = DEFAULT
@@ -184,7 +185,7 @@ class Static(Struct, frozen=True, tag="static"):
 
     @property
     def first(self) -> int:
-        """Window of the first round, tokens."""
+        """Window of the first round in tokens."""
         return self.window
 
     def propose(self, state: WindowState) -> float:
@@ -193,16 +194,17 @@ class Static(Struct, frozen=True, tag="static"):
 
 
 class Dynamic(Struct, frozen=True, tag="dynamic"):
-    """A window of one token more while acceptance is high, and one less while it is low (section 5.2).
+    """Makes the window one token longer while acceptance is high, and one token shorter while it is low (section 5.2).
 
-    The paper doesn't say of which tokens its acceptance rate is a share. If it is of all drafted ones, only short drafts can keep a share
-    above 0.75, so the window settles. If it is of the verified ones, up to the first rejection, the share doesn't depend on the window:
-    with good models it is above 0.75 at any length, and the window grows to its bound.
+    The paper doesn't say whether its acceptance rate is a share of all drafted tokens or of the verified ones. Of all drafted tokens, only
+    short drafts can keep a share above 0.75, so the window settles. Of the tokens up to the first rejection, the share doesn't depend on
+    the window. With good models it is above 0.75 at any length, and the window grows to its bound.
 
     Args:
-        acceptance_of: the tokens of which the acceptance is a share: all that were drafted, or those up to the first rejected one.
-        first: window of the first round, tokens.
-        min_window, max_window: bounds of the window, tokens; with ``min_window`` 2 it never proposes fused mode.
+        acceptance_of: the tokens that the acceptance is a share of, either all drafted tokens or only the verified ones, up to the first
+            rejection.
+        first: window of the first round in tokens.
+        min_window, max_window: bounds of the window in tokens. With ``min_window`` 2 it never proposes fused mode.
         raise_above: acceptance above which the window grows, 0..1.
         lower_below: acceptance below which the window shrinks, 0..1.
     """
@@ -228,7 +230,7 @@ class Dynamic(Struct, frozen=True, tag="dynamic"):
         return "dynamic"
 
     def propose(self, state: WindowState) -> float:
-        """Return the previous window, one more or one less."""
+        """Return the previous window, or one token more or less."""
         share, change = state.acceptance, 0
         if self.acceptance_of == "drafted" and state.drafted_acceptance is not None:
             share = state.drafted_acceptance
@@ -238,13 +240,13 @@ class Dynamic(Struct, frozen=True, tag="dynamic"):
 
 
 class Threshold(Struct, frozen=True, tag="threshold"):
-    """Ends a draft after its first token whose probability is below a threshold; that token stays in (HAT section 3.4, equation 5).
+    """Ends a draft after the first token whose probability is below a threshold, and keeps that token (HAT section 3.4, equation 5).
 
-    The equation prints a maximum over the length n; the token's own probability is meant.
+    The equation prints a maximum over the length n, but means the token's own probability.
 
     Args:
-        min_confidence: the threshold (eta), 0..1; 0.6 in the paper.
-        max_window: maximum window, tokens; not in the paper.
+        min_confidence: the threshold (eta), 0..1. The paper uses 0.6.
+        max_window: maximum window in tokens. Not in the paper.
     """
 
     min_confidence: float = 0.6
@@ -263,7 +265,7 @@ class Threshold(Struct, frozen=True, tag="threshold"):
 
     @property
     def first(self) -> int:
-        """Window of the first round, tokens."""
+        """Window of the first round in tokens."""
         return self.max_window
 
     def propose(self, state: WindowState) -> float:
@@ -272,15 +274,15 @@ class Threshold(Struct, frozen=True, tag="threshold"):
 
 
 class Confident(Struct, frozen=True, tag="confident"):
-    """Continues a draft while it is likely enough to be accepted whole; not in a paper.
+    """Continues a draft while it is likely enough to be accepted whole. No paper has this policy.
 
     One more token costs a draft step, in which drafting gives rate x step tokens anyway. It adds a token with the probability that the
     whole draft is accepted, including this token. A longer draft also has more possible verdicts, of which branches cover a smaller share.
     Therefore the token must be ``worth`` more than one step. The exact value matters little around the default.
 
     Args:
-        first: window of the first round, and while the times aren't known, tokens.
-        max_window: maximum window, tokens.
+        first: window in tokens for the first round, and as long as the times aren't known.
+        max_window: maximum window in tokens.
         worth: number of steps that a token must be worth, above 0.
         surest: upper limit of the required probability, 0..1, so that the first tokens are always drafted.
     """
@@ -302,15 +304,15 @@ class Confident(Struct, frozen=True, tag="confident"):
         return "confident"
 
     def propose(self, state: WindowState) -> float:
-        """Return the maximum window, or ``first`` while the times aren't known."""
+        """Return the maximum window, or ``first`` as long as the times aren't known."""
         return float(self.max_window if state.rate > 0.0 and state.draft_step > 0.0 else self.first)
 
     def max_draft_tokens(self, state: WindowState, window: int) -> int:
-        """Return the window, which is the limit here."""
+        """Return ``window``, because it is the maximum length here."""
         return window
 
     def min_acceptance(self, state: WindowState, window: float) -> float:
-        """Return the tokens that drafting gives in ``worth`` steps, which is the least probability of one more token."""
+        """Return how many tokens drafting gives in ``worth`` steps, because one more token must be at least that likely."""
         return min(self.surest, self.worth * state.rate * state.draft_step)
 
 
@@ -321,10 +323,10 @@ class Stabiliser:
 
     Args:
         smoothing: alpha of section 4.4, the weight of the newest proposal, above 0 up to 1.
-        min_window, max_window: bounds of the window, tokens.
+        min_window, max_window: bounds of the window in tokens.
 
     Attributes:
-        smoothed: mean of the clamped proposals, before rounding, tokens; None if there is no proposal yet.
+        smoothed: moving average of the clamped proposals in tokens, before rounding, or None if there has been no proposal.
 
     Raises:
         ConfigError: the smoothing or the bounds are out of range.
@@ -339,7 +341,7 @@ class Stabiliser:
         self.smoothed: float | None = None
 
     def settle(self, proposal: float) -> int:
-        """Return the window to use, tokens."""
+        """Take a proposal, and return the window to use in tokens."""
         # Section 4.4: clamp to the bounds, then smooth exponentially.
         clamped = min(float(self._max_window), max(float(self._min_window), proposal))
         self.smoothed = clamped if self.smoothed is None else self._smoothing * clamped + (1.0 - self._smoothing) * self.smoothed

@@ -1,4 +1,4 @@
-"""Measured behaviour as data: the inputs of policies, and their JSON file."""
+"""Measured behaviour as data: the measurements that policies plan with, and their JSON file."""
 
 from __future__ import annotations
 

@@ -36,11 +36,11 @@ class ChunkTimes(Struct, frozen=True, kw_only=True):
     """The times that rows take on the device, the link and the server, without the round trip.
 
     Args:
-        input_seconds: function from a chunk's rows to the seconds that the device's layers take for it.
+        input_seconds: function from a chunk's number of rows to the seconds that the device's layers take for it.
         upload_seconds, download_seconds: seconds per row.
-        batch_seconds: function from a batch's rows of this prompt to the seconds that it takes over all stages.
+        batch_seconds: function from the number of this prompt's rows in a batch to the seconds that the batch takes over all stages.
         stages: number of the server's pipeline stages.
-        room: largest number of rows of this prompt in a batch.
+        room: maximum number of this prompt's rows in a batch.
         is_merged: True if the server computes all chunks that have arrived in one batch, False if one after the other.
     """
 
@@ -69,12 +69,12 @@ class ChunkTimes(Struct, frozen=True, kw_only=True):
         """Return the times that follow from these costs and rates.
 
         Args:
-            costs: seconds that the server computes, by number of rows.
+            costs: seconds that the server takes for a batch, by number of rows.
             row_bytes: bytes of a row's state on the wire.
             upload_rate: bytes per second from the device to the server.
             load_rows: other requests' rows, which are in each of the server's batches anyway.
             stages: number of the server's pipeline stages, at least 1.
-            room: largest number of rows in a batch, including the other requests' rows, or None for no limit.
+            room: maximum number of rows in a batch, including the other requests' rows, or None for no limit.
             is_merged: True if the server computes all chunks that have arrived in one batch, False if one after the other.
             input_costs: seconds that the device's layers take for a chunk, by number of rows, or None if they take no time.
             download_rate: bytes per second of the states that come back; inf if only one row comes back, which takes no time.
@@ -137,7 +137,7 @@ class ChunkTimes(Struct, frozen=True, kw_only=True):
         return found
 
     def most_unanswered(self, chunks: Sequence[TimedChunk], late: float) -> int:
-        """Return the largest number of chunks that are begun but not answered at one time, if neither device nor link waits for an answer.
+        """Return the largest number of begun but unanswered chunks at any time, if neither the device nor the link waits for answers.
 
         Args:
             chunks: the chunks.

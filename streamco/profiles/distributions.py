@@ -37,11 +37,11 @@ class TTFTDistribution:
     is never answered, and their time is infinite.
 
     Args:
-        times: seconds, ascending, at least one.
+        times: the times in seconds, ascending, at least one.
         survival: for each time, the probability that the first token comes later; non-increasing, within 0..1.
 
     Raises:
-        ConfigError: the values aren't such a curve.
+        ConfigError: the values don't form such a curve.
     """
 
     __slots__ = ("_area", "_radix", "_samples", "_steps", "_survival", "_times", "_upto")
@@ -74,7 +74,7 @@ class TTFTDistribution:
 
     @property
     def times(self) -> Floats:
-        """Times at which the curve falls: seconds, ascending."""
+        """Times at which the curve falls, in seconds, ascending."""
         self._sort()
         return self._times
 
@@ -163,11 +163,11 @@ class LengthDistribution:
     """A distribution of prompt lengths.
 
     Args:
-        lengths: tokens, ascending, at least 1 each, without repetition.
-        counts: number of prompts of each length, or any other weight; above zero.
+        lengths: different lengths in tokens, ascending, each at least 1.
+        counts: number of prompts of each length, or any other weight above zero.
 
     Raises:
-        ConfigError: the values aren't such a table.
+        ConfigError: the values don't form such a table.
     """
 
     __slots__ = ("counts", "lengths")
@@ -237,17 +237,17 @@ class LengthDistribution:
 
 
 class RemainingLength(Struct, frozen=True, dict=True):
-    """A survival curve of answer lengths, which gives the expected number of tokens that an answer still has to come.
+    """A survival curve of answer lengths, which predicts how many more tokens an answer will have.
 
     Beyond the last step the curve continues as a Pareto tail of index 2, even if it ends at zero. An answer that is longer than all others
     is expected to become twice as long, so the expectation is always finite.
 
     Args:
-        lengths: lengths at which the curve falls: tokens, ascending, without repetition, at least one.
+        lengths: different lengths in tokens at which the curve falls, ascending, at least one.
         survival: for each length, the probability that an answer is longer; non-increasing, within 0..1, zero only at the end.
 
     Raises:
-        ConfigError: the values aren't such a curve.
+        ConfigError: the values don't form such a curve.
     """
 
     lengths: tuple[int, ...]
@@ -263,11 +263,11 @@ class RemainingLength(Struct, frozen=True, dict=True):
             raise ConfigError(f"answer lengths: expected {len(lengths)} probabilities that never rise, only the last one zero, got {got}")
 
     def expected(self, position: float, limit: float | None = None) -> float:
-        """Return E[L - position | L > position] in tokens; it takes a microsecond.
+        """Return the expected number of tokens still to come, E[L - position | L > position]; takes a microsecond.
 
         Args:
-            position: tokens of the answer so far.
-            limit: limit of the answer's length (``max_tokens``); the result is then E[min(L, limit) - position | L > position].
+            position: number of tokens in the answer so far.
+            limit: maximum length of the answer (``max_tokens``); if given, the result is E[min(L, limit) - position | L > position].
         """
         if limit is not None and limit <= position:
             return 0.0
@@ -278,7 +278,7 @@ class RemainingLength(Struct, frozen=True, dict=True):
         return max(0.0, left / (self.survival[at - 1] if at else 1.0))
 
     def compress(self, points: int = 256) -> RemainingLength:
-        """Return an approximation with at most ``points`` steps: between them the curve is replaced by its average, so the mean stays."""
+        """Return an approximation with at most ``points`` steps. Each has the curve's average height there, so the mean stays the same."""
         if len(self.lengths) <= points:
             return self
         kept = np.unique(np.linspace(0, len(self.lengths) - 1, points).round().astype(np.int64))
@@ -288,13 +288,13 @@ class RemainingLength(Struct, frozen=True, dict=True):
 
     @cached_property
     def _areas(self) -> tuple[float, ...]:
-        """The area below the curve from each of ``lengths`` on."""
+        """For each of ``lengths``, the area below the curve from there on."""
         steps = map(operator.mul, map(operator.sub, self.lengths[1:], self.lengths), self.survival)
         tail = self.survival[-1] * self.lengths[-1]
         return tuple(accumulate((*steps, tail)[::-1]))[::-1]
 
     def _beyond(self, position: float) -> float:
-        """Return the area below the curve from ``position`` on."""
+        """Return the area below the curve beyond ``position``."""
         last = self.lengths[-1]
         if position >= last:
             return self.survival[-1] * last * last / position if position else 0.0

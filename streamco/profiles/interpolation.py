@@ -9,7 +9,7 @@ __all__ = ["interpolate"]
 
 
 def interpolate(points: Sequence[tuple[int, float]], count: float) -> float:
-    """Interpolate linearly between the points. Before them the first value applies; after them the curve continues with the last slope.
+    """Interpolate linearly between points. Before the first one, its value applies; after the last one, the last slope continues.
 
     Args:
         points: (count, value) with ascending counts, at least one; a single value applies everywhere.

@@ -19,11 +19,11 @@ class PairProfile(Struct, frozen=True, kw_only=True):
         draft, target: names of the models.
         window: number of tokens in each verified draft (gamma).
         rounds: number of verified drafts.
-        acceptance: probability that a draft token is accepted (alpha), from E = (1 - alpha^(gamma + 1)) / (1 - alpha).
+        acceptance: probability that a draft token is accepted (alpha), solved from E = (1 - alpha^(gamma + 1)) / (1 - alpha).
         hit_rate: share of rounds for which a pre-drafted branch would have matched the verdict, with the times below.
         mean_confidence: mean confidence of draft tokens.
         confidence_threshold: mean confidence of chunks that were accepted whole (c_th).
-        importance_thresholds: pairs (budget, i_th); a share ``budget`` of the chunks is more important than i_th.
+        importance_thresholds: pairs (budget, i_th), in which the share ``budget`` of the chunks is more important than i_th.
         chunks: (confidence, importance) of each chunk, for the first plan with a budget.
         rtt: round-trip time of the link.
         wait: time from sending a draft to its verdict.
@@ -33,7 +33,7 @@ class PairProfile(Struct, frozen=True, kw_only=True):
         note: remarks for a reader of the figures.
 
     Raises:
-        ConfigError: impossible figures.
+        ConfigError: a figure is impossible.
     """
 
     draft: str = ""

@@ -100,7 +100,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
 
 class Profile(Struct, frozen=True, kw_only=True):
-    """The figures of one user's device, server and prompts; None for those that aren't known.
+    """The figures of one user's device, server and prompts; a figure is None if it isn't known.
 
     Args:
         name: name of the setup that it describes.
@@ -141,7 +141,7 @@ class Profile(Struct, frozen=True, kw_only=True):
         """Return the profile as indented UTF-8 JSON; ``from_json`` returns an equal profile.
 
         Args:
-            former: JSON of the profile that it replaces, if any. Fields in it that only a later version of the package knows are kept.
+            former: JSON of the profile that this one replaces, if any. Fields that only a later version of the package knows are kept.
         """
         plain = msgspec.to_builtins(self, enc_hook=_to_plain)
         return msgspec.json.format(msgspec.json.encode(plain | _unknown_fields(former)), indent=1) + b"\n"

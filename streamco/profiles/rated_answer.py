@@ -1,4 +1,4 @@
-"""The figures that are kept of an answer that somebody has rated."""
+"""The figures that are stored about an answer that somebody has rated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Count = Annotated[int, Meta(ge=0)]
 
 
 class RatedAnswer(Struct, frozen=True, kw_only=True):
-    """What a learned score keeps of a rated answer: a few numbers, but no text and no token ids.
+    """The data that a learned score stores about a rated answer: a few numbers, but no text and no token ids.
 
     Args:
         mean: geometric mean of the tokens' probabilities.

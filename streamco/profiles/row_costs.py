@@ -1,4 +1,4 @@
-"""Row costs: how long a batch takes by its number of rows, from which windows, chunks and batches are planned.
+"""Row costs: how long a batch takes, by its number of rows. Windows, chunks and batches are planned with them.
 
 On a GPU a few more rows cost almost nothing (docs/research/hardware.md). On a CPU the costs are a staircase: kernels work in tiles
 of several rows, so four rows may cost less than three. A batch is then padded up to the next cheaper size (``padded_size``), and the
@@ -23,8 +23,8 @@ class RowCosts:
     """The seconds that a server takes to compute a batch, by its number of rows, interpolated between measured sizes (g in equation 2).
 
     Args:
-        measured: seconds by rows, at least one size of at least 1 row. A batch that was measured as cheaper than a smaller one is counted
-            at the cost of the smaller one.
+        measured: seconds by number of rows, for at least one size. A batch that was measured as cheaper than a smaller one is assumed to
+            cost as much as the smaller one.
 
     Raises:
         ValueError: there is no size, a size is below 1, or a time isn't above 0.
@@ -39,7 +39,7 @@ class RowCosts:
     def seconds(self, rows: float) -> float:
         """Return how many seconds a batch takes.
 
-        That is at least the time of the smallest size, or 0 for 0 rows. Beyond the largest size, the last slope applies.
+        The result is at least the time of the smallest size, or 0 for 0 rows. Beyond the largest size, the last slope continues.
         """
         if rows <= 0:
             return 0.0
@@ -82,7 +82,7 @@ def split_costs(measured: Mapping[int, float], largest: int) -> dict[int, float]
 
     Args:
         measured: seconds by number of rows, as measured, at least one size.
-        largest: rows of the largest batch, at least 1.
+        largest: number of rows in the largest batch, at least 1.
     """
     points = sorted(measured.items())
     last = points[-1][0]
@@ -95,11 +95,11 @@ def split_costs(measured: Mapping[int, float], largest: int) -> dict[int, float]
 
 
 def useful_sizes(costs: Mapping[int, float], *, largest: int = 16) -> list[int]:
-    """Return the sizes whose cost per row is lower than their neighbours', ascending: the ends of the stairs, or [] if there are none.
+    """Return the sizes whose cost per row is lower than their neighbours', ascending. They are the ends of the stairs, if there are any.
 
     Args:
-        costs: seconds by number of rows, for each size from 1 on.
-        largest: largest size to look at.
+        costs: seconds by number of rows, for each size from 1 up.
+        largest: the largest size to consider.
     """
     each = {rows: seconds / rows for rows, seconds in costs.items()}
     found = [rows for rows in range(2, largest + 1) if rows - 1 in each and rows + 1 in each]

@@ -55,7 +55,10 @@ READER_HEADER = "x-streamco-reader"
 
 
 def for_a_person(client: Client) -> Client:
-    """Return the client for answers that a person reads as they come: paced evenly, and a note instead of an error if a side refuses."""
+    """Return the client for answers that a person reads as they come.
+
+    It paces the text evenly, and if a side refuses, it gives a note instead of an error.
+    """
     rule, pace = client.on_degraded, client.pace
     return client.with_options(on_degraded="answer" if rule == "warn" else rule, pace="smooth" if pace is None else pace)
 
@@ -66,7 +69,7 @@ class Proxy:
     Args:
         client: makes the answers; the caller closes it.
         options: limits, key, names.
-        access: what each caller may do, or None if there is at most one key, with which everything is allowed.
+        access: what each caller may do, or None if there is at most one key, which allows everything.
         extras: additions to the page's chat.
     """
 
@@ -95,7 +98,7 @@ class Proxy:
         await asyncio.gather(*(answer.aclose() for answer in list(self._answers)))
 
     async def health(self, _request: web.Request) -> web.Response:
-        """Answer ``GET /health``: whether the device's engine responds, if one is loaded (503 if not), and how many requests there are.
+        """Answer ``GET /health``: whether the device's engine responds, if one is loaded (503 if not), and how many requests run.
 
         ``status`` is "degraded", still with 200, if an endpoint failed or couldn't start and hasn't answered since: the proxy serves
         requests all the same, and a restart wouldn't help. ``degraded`` names each such endpoint, what happened, and since when.
@@ -117,14 +120,14 @@ class Proxy:
         return model_list_answer(request, [self._card(name) for name in (MODEL, *self.options.models)])
 
     async def one_model(self, request: web.Request) -> web.Response:
-        """Answer ``GET /v1/models/NAME`` with that model, and an unknown name with 404."""
+        """Answer ``GET /v1/models/NAME`` with that model, or with 404 if the name is unknown."""
         name = request.match_info["model"]
         if name not in {MODEL, *self.options.models}:
             raise unknown_model(name, self.options)
         return model_answer(request, self._card(name))
 
     async def totals(self, _request: web.Request) -> web.Response:
-        """Answer ``GET /streamco/totals``: time, tokens and cost of all answers so far, including those that only one side could give.
+        """Answer ``GET /streamco/totals``: time, tokens and cost of all answers so far, including answers that only one side could give.
 
         The budget's share counts only the answers that both sides could give.
         """
@@ -179,7 +182,7 @@ class Proxy:
         return web.json_response({"input_tokens": counted.tokens, **estimated})
 
     async def _translate(self, request: web.Request, asked: TranslatedRequest) -> web.StreamResponse:
-        """Answer a request of a translated API."""
+        """Answer a request to a translated API."""
         if asked.ends_open:
             raise invalid("messages", "expected a user's message or a tool's result at the end, got the beginning of an answer")
         with naming_fields(asked.names):
@@ -241,11 +244,11 @@ def make_app(client: Client, options: ProxyOptions | None = None, extras: PageEx
     Args:
         client: makes the answers; the caller closes it.
         options: limits, key, names, or None for the defaults. The host and port are used only by ``serving``.
-        extras: additions to the page's chat, if any; for ``options.page``.
+        extras: additions to the page's chat, if any; used only with ``options.page``.
 
     Raises:
-        ConfigError: there are callers, and a server has no known price, or shadow answers are on, which no caller would pay for. Raised
-            when the application starts: the callers' file can't be used.
+        ConfigError: there are callers, and a server has no known price, or shadow answers are on, which no caller would pay for. If the
+            callers' file can't be used, this is raised when the application starts.
     """
     options, extras = options or ProxyOptions(), extras or PageExtras()
     registry = make_registry() if options.metrics else None

@@ -117,7 +117,7 @@ class ProxySection(Struct, frozen=True, kw_only=True):
 
 
 class CapabilityTable(Struct, frozen=True, kw_only=True):
-    """Table ``capabilities`` of an endpoint: fields of ``Capabilities``. Fields that aren't set keep the values known for such servers."""
+    """Table ``capabilities`` of an endpoint: fields of ``Capabilities``. Fields that aren't set keep the values known for the server."""
 
     vocabulary: str | None = None
     takes_token_ids: bool | None = None
@@ -188,7 +188,7 @@ class ServerSection(Struct, frozen=True, kw_only=True):
 
 
 def _shared(section: Struct, kind: type[Struct]) -> dict[str, Any]:
-    """Return the section's settings that these options of the SDK also have."""
+    """Return the settings of a section that this options class of the SDK also has."""
     return {name: getattr(section, name) for name in kind.__struct_fields__}
 
 
@@ -292,7 +292,7 @@ def load_config(path: Path) -> ProxyConfig:
     """Read a configuration file. Paths in it are relative to its folder; ``~`` is the home folder.
 
     Raises:
-        ConfigError: it can't be read, isn't TOML, or has a wrong key or value, which the error names.
+        ConfigError: the file can't be read, isn't TOML, or has a wrong key or value, which the error names.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -307,7 +307,7 @@ def parse_config(text: str, *, where: str = "config", folder: Path | None = None
     Args:
         text: text of the file.
         where: name of the file in errors.
-        folder: folder that paths are relative to, or None to leave them as they are.
+        folder: folder in which relative paths start, or None to leave them as they are.
 
     Raises:
         ConfigError: it isn't TOML, or has an unknown key or a value of a wrong type.

@@ -47,10 +47,10 @@ _CONTEXT = 2048  # tokens of a sequence on the device
 
 
 class ProbedEndpoint(OpenAIEndpoint):
-    """Asks the server for its dialect, capabilities and context. If the server doesn't answer, the configured settings are used."""
+    """An endpoint that asks its server for its dialect, capabilities and context, or keeps the configured ones if there is no answer."""
 
     async def start(self) -> None:
-        """Start, and probe the server, waiting at most the connect limit for its answers. See ``OpenAIEndpoint.start``."""
+        """Start, and probe the server, waiting for its answers no longer than the connect limit. See ``OpenAIEndpoint.start``."""
         await super().start()
         try:
             info = await self.probe()
@@ -148,7 +148,7 @@ def build_options(config: ProxyConfig, api_key: str | None = None, environ: Mapp
 
     Args:
         config: the configuration.
-        api_key: the key; takes precedence over the environment's.
+        api_key: the key, which takes precedence over a key in the environment.
         environ: environment in which ``api_key_env`` is looked up; there is no key if it isn't set there.
 
     Raises:

@@ -45,7 +45,7 @@ class OriginFields:
 
     Args:
         answer: the answer, which the caller reads.
-        clock: seconds, monotonic.
+        clock: returns a monotonic time in seconds.
     """
 
     def __init__(self, answer: ChatStream, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,4 @@
-"""Ratings of answers by a proxy's callers: each rates its own answers, and the quality gate learns from the ratings."""
+"""Ratings of answers by a proxy's callers. Each caller rates its own answers, and the quality gate learns from the ratings."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Ratings:
             caller: name of the caller who rates, or "" if the proxy doesn't distinguish callers.
 
         Raises:
-            RequestError: 400 the body is malformed; 404 this caller has no such answer that could be rated.
+            RequestError: 400 the body is malformed; 404 this caller has no such answer to rate.
         """
         try:
             rating = msgspec.json.decode(body, type=_Rating)

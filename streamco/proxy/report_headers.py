@@ -51,7 +51,7 @@ def opening_headers(opening: Opening) -> dict[str, str]:
 
 
 def model_header(opening: Opening, unknown: str) -> dict[str, str]:
-    """Return the header that says that the device answered a request for another model, or {} if it didn't.
+    """Return a header that says the device answered a request for another model, or {} if it didn't.
 
     Args:
         opening: what is known about the answer at its first token.

@@ -25,7 +25,7 @@ _OWN_STREAM_OPTIONS = frozenset({"include_usage", ORIGIN_OPTION})  # usage is al
 
 
 class ParsedRequest(Struct, frozen=True, kw_only=True):
-    """One request of a caller.
+    """One request from a caller.
 
     Args:
         request: the client's request.
@@ -144,7 +144,7 @@ def unknown_model(model: str, options: ProxyOptions) -> RequestError:
 
 
 def refuse_setting(error: ConfigError) -> RequestError:
-    """Return a 400 for a bad argument, whose name its error text begins with, or for a request that no endpoint can serve."""
+    """Return a 400 for a bad argument, which the error text names at its beginning, or for a request that no endpoint can serve."""
     name = error.field or str(error).partition(":")[0]
     field = name.partition("[")[0]
     is_field = field.isidentifier() and name != _WHOLE

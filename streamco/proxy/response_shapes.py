@@ -37,7 +37,7 @@ class ResponseShape(Protocol):
 
     @property
     def keepalive(self) -> bytes:
-        """Bytes without meaning, to send while the reader is waiting."""
+        """Bytes without content, to send while the reader is waiting."""
         ...
 
     def event(self, chunk: ChatCompletionChunk) -> bytes:
@@ -90,7 +90,7 @@ _MAX_TRIES = 4  # attempts to find a repeated event; with servers that send some
 
 
 class _RepeatedEvent:
-    """Encodes chunks that differ from a given chunk only in their text, as most do: it puts the text between the same bytes.
+    """Encodes chunks that differ from a given chunk only in their text, as most do, by putting the text between the same bytes.
 
     Args:
         chunk: the given chunk, which belongs to this object.
@@ -116,7 +116,7 @@ class _RepeatedEvent:
 
 
 def _has_text_alone(chunk: ChatCompletionChunk) -> bool:
-    """Return True if a chunk has only text, so that others may be like it: no finish reason, usage, token ids or log-probabilities."""
+    """Return True if a chunk has only text, without finish reason, usage, token ids or log-probabilities, so that others may be like it."""
     if type(chunk) is not ChatCompletionChunk or len(chunk.choices) != 1 or chunk.usage is not None:
         return False
     choice = chunk.choices[0]
@@ -128,8 +128,8 @@ class _Shape:
 
     Args:
         model: the model's name if no endpoint sends one.
-        wants_usage: send ``"usage": null`` in the other chunks of a stream.
-        wants_ids: send token ids.
+        wants_usage: True to send ``"usage": null`` in the other chunks of a stream.
+        wants_ids: True to send token ids.
     """
 
     objects: ObjectNames
@@ -231,7 +231,7 @@ class _Shape:
         return shaped
 
     def _begin(self, chunk: ChatCompletionChunk | ChatCompletion) -> Json:
-        """Return the fields that are the same in all chunks of an answer, even after a hand-over: the first chunk's, completed."""
+        """Return the fields that are the same in all chunks of an answer, even after a hand-over. They are the first chunk's, completed."""
         head: Json = {
             "id": chunk.id or self.objects.new_id(),
             "object": self.objects.chunk,

@@ -1,4 +1,4 @@
-"""Sends one answer to an HTTP client, as events while it is made, or whole."""
+"""Sends one answer to an HTTP client, either as events while it is made or as a whole."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Sender:
         self._timer: asyncio.TimerHandle | None = None
 
     def write(self, data: bytes) -> Awaitable[None]:
-        """Send bytes, after those before. A plain function, because an event has no time for another coroutine."""
+        """Send bytes, after all earlier ones. It is a plain function, because a coroutine for each event would cost too much time."""
         if self._keepalive_task is None and self.events.needs_no_wait(data):
             self._quiet_since = self._loop.time()
             return self.events.response.write(data)
@@ -155,7 +155,7 @@ async def stream_answer(
         more_headers: additional headers of the response.
 
     Raises:
-        RequestError: it failed before anything was sent.
+        RequestError: the answer failed before anything was sent.
         ConnectionError: the reader disconnected.
     """
     sender = _Sender(request, shape, options)
@@ -196,7 +196,7 @@ async def answer_whole(
     """Collect an answer and return it as one object; the caller closes it. For the options see ``stream_answer``.
 
     Raises:
-        RequestError: it failed.
+        RequestError: the answer failed.
     """
     assembler = CompletionAssembler()
     try:

@@ -57,7 +57,7 @@ class Service:
     Args:
         engine: a loaded engine; the caller closes it.
         options: limits, key, latency.
-        clock: time for held pieces and keep-alives, or None for the loop's time.
+        clock: tells the time for held pieces and keep-alives, or None to use the loop's time.
     """
 
     def __init__(self, engine: Engine, options: ServeOptions, clock: Clock | None = None) -> None:
@@ -87,7 +87,7 @@ class Service:
             work.stop("a shutdown")
 
     async def health(self, _request: web.Request) -> web.Response:
-        """Answer ``GET /health``: whether the engine's thread responds (503 if not), and how many requests the server has."""
+        """Answer ``GET /health``: whether the engine's thread responds (503 if not), and how many requests are in progress."""
         failure = await check_engine(self.engine, self.options.health_timeout)
         figures = {"model": self.model, "requests": self.admission.present}
         if failure is not None:
@@ -158,7 +158,7 @@ class Service:
             self._vocabulary = None
 
     async def _translate(self, request: web.Request, read: Callable[[bytes], TranslatedRequest]) -> web.StreamResponse:
-        """Answer a request of a translated API."""
+        """Answer a request to a translated API."""
         arrived = self.clock.now()
         body = await read_body(request)
         asked = read(body)
@@ -264,7 +264,7 @@ class Service:
 
 
 def _chat_request(asked: TranslatedRequest) -> ChatRequest:
-    """Return the chat request of a translated one. If its messages end with the beginning of an answer, that answer is continued."""
+    """Return the chat request for a translated request. If its messages end with the beginning of an answer, that answer is continued."""
     open_end = {"continue_final_message": True, "add_generation_prompt": False} if asked.ends_open else {}
     return convert({**asked.chat, **open_end}, ChatRequest)
 
@@ -279,7 +279,7 @@ def make_app(engine: Engine, options: ServeOptions | None = None, *, clock: Cloc
     Args:
         engine: a loaded engine; the caller closes it. If it holds sequences, the server verifies drafts too.
         options: limits, key, latency, or None for the defaults. The host and port are used only by ``serving``.
-        clock: time for held pieces and keep-alives, or None for the loop's time.
+        clock: tells the time for held pieces and keep-alives, or None to use the loop's time.
     """
     options = options or ServeOptions()
     service = Service(engine, options, clock)

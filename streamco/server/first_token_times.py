@@ -23,11 +23,11 @@ class FirstTokenTimes:
         self._times: deque[tuple[float, float]] = deque(maxlen=_WINDOW)  # when each was recorded, and its seconds
 
     def record(self, seconds: float, *, now: float) -> None:
-        """Add the time of an answer. ``now`` is in seconds, monotonic."""
+        """Add the time of an answer. ``now`` is a monotonic time in seconds."""
         self._times.append((now, seconds))
 
     def quantiles(self, *, now: float) -> list[float]:
-        """Return ten equally likely times from the last 100 answers within ten minutes, ascending, or the times of fewer answers as is."""
+        """Return ten equally likely times of the last 100 answers within ten minutes, ascending, or all if there are fewer than ten."""
         while self._times and now - self._times[0][0] > _MAX_AGE_S:
             self._times.popleft()
         times = sorted(seconds for _, seconds in self._times)

@@ -16,7 +16,7 @@ class ServerMetrics:
     """The metrics of one server over an engine.
 
     Args:
-        registry: where they are registered.
+        registry: registry that they are added to.
         present: returns the number of requests in progress.
     """
 

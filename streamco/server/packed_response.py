@@ -34,7 +34,7 @@ def wants_packed(accepted: str, request: GenerateRequest) -> bool:
 
 
 def _accepts(accepted: str) -> bool:
-    """Return True if an Accept header names the format, unless with a weight of 0 (RFC 9110, section 12.4.2: "not acceptable")."""
+    """Return True if an Accept header names the format, unless its weight is 0 (RFC 9110, section 12.4.2: "not acceptable")."""
     for each in accepted.lower().split(","):
         name, *parameters = (part.strip() for part in each.split(";"))
         if name == MSGPACK and any(_FORMAT.fullmatch(parameter) for parameter in parameters):
@@ -50,7 +50,7 @@ class PackedStream:
         model: the model's name as the client knows it.
         created: seconds since the epoch.
         codec: packs ids of the engine's vocabulary.
-        wants_usage: end with usage.
+        wants_usage: True to end with usage.
     """
 
     headers: Mapping[str, str] = {**HEADERS, "Content-Type": MSGPACK}
@@ -80,7 +80,7 @@ class PackedStream:
         return encode_error(error_object(refusal))
 
     def _encode(self, piece: TextPiece) -> bytes:
-        if piece.is_cut:  # it has the end with it, as in a stream of events
+        if piece.is_cut:  # the end comes with it, as in a stream of events
             return self._pieces.encode(piece.text, b"", "stop")
         return self._pieces.encode(piece.text, self._codec.pack_bare(piece.ids))
 

@@ -73,7 +73,7 @@ def reasoning_splitter(engine: Engine, request: ApiRequest, ids: Sequence[int]) 
     Args:
         engine: the engine.
         request: the request. An answer that has begun continues with its content, and the completions API has no reasoning.
-        ids: its prompt.
+        ids: ids of its prompt.
     """
     if not engine.info.has_reasoning or not isinstance(request, ChatRequest):
         return None
@@ -83,7 +83,7 @@ def reasoning_splitter(engine: Engine, request: ApiRequest, ids: Sequence[int]) 
 
 
 async def request_tokens(engine: Engine, request: ApiRequest, body_bytes: int) -> list[int]:
-    """Call ``tokenize_request``, in a thread if the body is long.
+    """Return the token ids of ``tokenize_request``, which runs in a thread if the body is long.
 
     Raises:
         RequestError: see ``tokenize_request``.
@@ -167,7 +167,7 @@ def render(engine: Engine, request: ChatRequest, messages: Sequence[Mapping[str,
 
 
 def _render_open(engine: Engine, messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the template's text up to the last message's content. Many templates trim contents, which a partial answer must keep."""
+    """Return the template's text up to the last message's content. Many templates trim contents, but a partial answer must not change."""
     last = {**messages[-1], "content": _MARK}
     text, found, _ = engine.apply_template([*messages[:-1], last], add_generation_prompt=False).rpartition(_MARK)
     if not found:

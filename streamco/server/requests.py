@@ -33,13 +33,13 @@ Limit = Annotated[int, Meta(ge=NO_LIMIT)]  # and not 0
 
 
 class StreamOptions(Struct):
-    """``stream_options`` of a request."""
+    """The ``stream_options`` of a request."""
 
     include_usage: bool | None = None
 
 
 class GenerateRequest(Struct, kw_only=True):
-    """Fields that both APIs share."""
+    """Fields that chat completions and completions share."""
 
     model: str | None = None
     stream: bool | None = None
@@ -204,7 +204,7 @@ class CompletionRequest(GenerateRequest, kw_only=True):
 
 
 def has_messages(body: bytes) -> bool:
-    """Return True if a body has messages, or if it can't be read; then ``parse`` raises the error."""
+    """Return True if a body has messages, or if it can't be read, in which case ``parse`` raises the error."""
     try:
         return "messages" in msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -231,7 +231,7 @@ def parse(body: bytes, shape: type[T], media_type: str = JSON) -> T:
 
 
 def convert(fields: dict[str, Any], shape: type[T]) -> T:
-    """Convert decoded fields to a request's, and check them.
+    """Convert decoded fields to a request, and check them.
 
     Raises:
         RequestError: 400, naming the field if one is at fault.

@@ -36,7 +36,7 @@ class StreamFormat(Protocol):
 
     @property
     def keepalive(self) -> bytes:
-        """Bytes without meaning, to send while the reader is waiting."""
+        """Bytes without content, to send while the reader is waiting."""
         ...
 
     def opening(self) -> bytes:
@@ -48,7 +48,7 @@ class StreamFormat(Protocol):
         ...
 
     def closing(self, end: GenerationEnd) -> bytes:
-        """Return the end: the finish reason, and the usage if requested."""
+        """Return the end of the answer, with the finish reason, and the usage if requested."""
         ...
 
     def failing(self, refusal: RequestError) -> bytes:
@@ -77,8 +77,8 @@ class _Answer:
         created: seconds since the epoch.
         detokenize: the engine's method.
         top: number of alternatives to send with each token, or None for no log-probabilities.
-        wants_ids: send token ids (vLLM's ``return_token_ids``).
-        wants_usage: end a stream with usage; its other chunks have ``"usage": null``.
+        wants_ids: True to send token ids (vLLM's ``return_token_ids``).
+        wants_usage: True to end a stream with usage; its other chunks have ``"usage": null``.
         prompt_ids: the prompt, sent with the first chunk if ids are sent.
     """
 
@@ -143,7 +143,7 @@ class _Answer:
         choice = make_choice(0, self.chunk_field, self._piece_content(piece))
         if self._top is not None and not piece.is_reasoning:
             choice["logprobs"] = self._logprobs([piece])
-        if piece.is_cut:  # it has the end with it: a client that loses the connection in between must not continue after the stop string
+        if piece.is_cut:  # the end comes with it: a client that loses the connection in between must not continue after the stop string
             self._has_stopped = True
             choice["finish_reason"] = "stop"
         elif self._wants_ids:

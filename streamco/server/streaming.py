@@ -25,7 +25,7 @@ async def stream_answer(
     """Send an answer while it is generated. ``headers`` are sent in addition to the format's.
 
     Raises:
-        RequestError: it failed before anything was sent.
+        RequestError: the answer failed before anything was sent.
         ConnectionError: the reader disconnected.
     """
     stream = EventStream(request, options.reader_timeout, {**answer.headers, **headers})
@@ -72,7 +72,7 @@ async def answer_whole(
     """Collect an answer and return it as one object. ``headers`` are added to the response.
 
     Raises:
-        RequestError: it failed.
+        RequestError: the answer failed.
         ConnectionError: the client disconnected.
     """
     while True:

@@ -34,7 +34,7 @@ class TranslatedResponse:
 
     @property
     def keepalive(self) -> bytes:
-        """Bytes without meaning, to send while the reader is waiting."""
+        """Bytes without content, to send while the reader is waiting."""
         return self._encoder.keepalive
 
     def opening(self) -> bytes:

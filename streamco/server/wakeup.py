@@ -2,7 +2,7 @@
 
 The engine calls ``wake`` once for each burst of a sequence. ``WakeCoalescer`` merges all calls that come before the loop has run into a
 single wake-up of the loop. A ``GenerationReader`` is one generation, read by one coroutine. It takes pieces only when its reader asks for
-some. So a slow HTTP reader fills the generation's ring and pauses that sequence, but not the engine's thread or other sequences.
+some. A slow HTTP reader therefore fills the generation's ring and pauses that sequence, but not the engine's thread or other sequences.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class WakeCoalescer:
 
 
 class PieceHold(Protocol):
-    """Holds the pieces of one answer back until they may leave: a hook for timing other than the engine's own.
+    """Holds back the pieces of one answer until they may be sent. This is a hook for timing other than the engine's own.
 
     ``streamco.emulation`` has an implementation that imitates a measured server. Times are seconds on the server's clock.
     """
@@ -135,7 +135,7 @@ class PieceHold(Protocol):
         ...
 
     def pop(self, now: float) -> tuple[list[TextPiece], GenerationEnd | None]:
-        """Return the pieces that may leave by ``now``; the end comes with or after the last piece."""
+        """Return the pieces that may be sent by ``now``; the end comes with or after the last piece."""
         ...
 
     def due(self) -> float | None:
@@ -150,13 +150,13 @@ class GenerationReader:
         engine: the engine that it runs on.
         request: what to generate.
         waker: coalesces the wake-ups of this loop.
-        clock: time for deadlines and ``hold``.
+        clock: tells the time for deadlines and ``hold``.
         hold: holds pieces back, or None to pass them on as they come.
         splitter: separates reasoning from content, or None if everything is content.
 
     Attributes:
-        first_at: the clock's time when the first piece left, or None if none has left.
-        end: the generation's end once it has left, or None before that or if its reader stopped early.
+        first_at: the clock's time when the first piece was passed on, or None if none has been.
+        end: the generation's end once it has been passed on, or None before that or if its reader stopped early.
 
     Raises:
         EngineError: the engine refused the request.
@@ -216,7 +216,7 @@ class GenerationReader:
             self._event.wake()
 
     def _collect(self) -> tuple[list[TextPiece], GenerationEnd | None, float | None]:
-        """Return the pieces and the end that may leave now, and the time when there will be more, or None if it isn't known."""
+        """Return the pieces and the end that may be sent now, and the time when there will be more, or None if it isn't known."""
         hold = self._hold
         if hold is None:
             return *self._take(), None

@@ -33,7 +33,7 @@ class SimulatedMachine(ABC, Generic[EventT, CommandT]):
         log: collects (now, event or None, commands) of every step.
 
     Attributes:
-        machine: the machine that is run.
+        machine: the machine being run.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ def text_chunk(text: str, *, finish_reason: str | None = None, ids: list[int] | 
 
 
 class ScriptedStream:
-    """One run of a script. Times are measured from its opening, so a slow reader gets overdue items at once."""
+    """One run of a script. Times are measured from when it was opened, so a slow reader gets overdue items at once."""
 
     def __init__(self, endpoint: ScriptedEndpoint, request: Request) -> None:
         self.request = request
@@ -90,7 +90,7 @@ class ScriptedStream:
         return StreamEnded(endpoint.name, "length" if made else None, usage)
 
     async def cancel(self) -> None:
-        """Stop the stream; a waiting ``receive`` raises."""
+        """Stop the stream; a waiting ``receive`` raises an ``EndpointError``."""
         self.is_cancelled = True
         if not self._stop.done():
             self._stop.set_result(None)
@@ -126,8 +126,8 @@ class ScriptedEndpoint:
 
     Args:
         name: the endpoint's name in reports.
-        script: (seconds after opening, item) in order; after the last item the stream ends properly.
-        kind: the side that it plays.
+        script: pairs of (seconds after opening, item), in order; after the last item the stream ends properly.
+        kind: the side that it plays, device or server.
         cancel_takes: seconds that a cancel takes.
         ends_after: seconds from opening to the end. With None, right after the last item, or never if the script is empty.
         tokens: prompt length that ``count_tokens`` reports, or None if it isn't known.
@@ -138,7 +138,7 @@ class ScriptedEndpoint:
         prepare_takes: seconds that a request with ``prefill_only`` takes.
         prefill_s: additional seconds for each token of the prompt and the answer's beginning that no request with ``prefill_only`` has
             read before. A request that continues an answer takes them too.
-        prepare_error: error in place of the end of a request with ``prefill_only``, or None to succeed.
+        prepare_error: error that a request with ``prefill_only`` raises at its end, or None to succeed.
         probability: the probability that its model gives each of its tokens, 0..1, or None if it doesn't report probabilities.
 
     Attributes:

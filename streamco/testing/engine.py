@@ -88,8 +88,8 @@ WORDS = FakeVocabulary()
 class FakeEngine:
     """An engine that answers every request with a script, one token per piece. Implements ``HoldingEngine``.
 
-    ``successor`` predicts the tokens of held sequences. Without it, a held sequence continues the script after the longest beginning of it
-    that the sequence's ids end with; ``end_id`` follows the script.
+    ``successor`` predicts the tokens of held sequences. Without it, a held sequence continues the script: if its ids end with a beginning
+    of the script, the longest one counts, and the script goes on from there. ``end_id`` follows the script.
 
     Prompts of requests with ``prefill_only`` are kept forever. Prompts that begin like one of them take less time, and their timings
     show that.
@@ -102,7 +102,7 @@ class FakeEngine:
         token_s: seconds before each further piece (thread).
         ring_tokens: number of pieces to buffer before the generation is paused.
         fail_after: end with an error after this many pieces, or None to never fail.
-        context_tokens: longest prompt, in tokens.
+        context_tokens: maximum number of tokens in a prompt.
         vocabulary: engines with the same vocabulary understand each other's ids. None for one that all engines share.
         successor: the model of held sequences, from ids to the probabilities of the next id; ``FakeDistribution`` makes pairs of models.
         held_sequences: number of held sequences that can have memory at once.
@@ -188,7 +188,7 @@ class FakeEngine:
         return "".join(lines) + ("assistant:" if add_generation_prompt else "")
 
     def submit(self, request: GenerationRequest, wake: Callable[[], None]) -> Generation:
-        """Start to answer a request with the script.
+        """Start answering a request with the script.
 
         Raises:
             EngineError: the engine is closed, or the prompt is empty or doesn't fit the context.
@@ -245,7 +245,7 @@ class FakeEngine:
         return {script[found] if found < len(script) else self.end_id: 1.0}
 
     def count_kept(self, ids: Sequence[int], owner: str | None = None) -> int:
-        """Return how many of an owner's leading prompt tokens are kept; never the last, because its successor must be computed."""
+        """Return how many of a prompt's first tokens are kept for an owner; never the last one, because its successor must be computed."""
         lengths = [common_prefix_length(kept, list(ids)) for holder, kept in self.kept if holder == owner]
         return min(max(lengths, default=0), len(ids) - 1)
 
@@ -256,7 +256,7 @@ class FakeEngine:
         return re.findall(r"\s*\S+|\s+$", script) if isinstance(script, str) else list(script)
 
     def step(self, count: int = 1) -> None:
-        """Have every running generation write ``count`` more pieces, and run as many batches of held sequences (manual)."""
+        """Make every running generation write ``count`` more pieces, and run ``count`` batches of held sequences (manual)."""
         for generation in list(self.generations):
             generation.write(count)
         for _ in range(count):

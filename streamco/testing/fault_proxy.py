@@ -1,7 +1,7 @@
 """A TCP proxy with scripted faults: it delays, splits, stalls, cuts inside an event, resets, or answers in the server's place.
 
-It runs between a test's client and server on the loopback. Its faults are data (``Faults``), read anew for each connection. A test can
-also stall, cut or reset open connections directly.
+It runs between a test's client and server on the loopback. Its faults are data (``Faults``), which it reads for each new connection. A test
+can also stall, cut or reset open connections directly.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class _Relay:
             await writer.drain()
 
     async def _relay_responses(self, reader: asyncio.StreamReader, body_fault: BodyFault) -> None:
-        """Pass responses on, framed anew, until the fault or the server ends the connection."""
+        """Pass responses on, with new framing, until the fault or the server ends the connection."""
         responses = ResponseReader()
         finder: BodyPositionFinder | ObjectPositionFinder | None = None
         untouched, is_dropping, is_over = body_fault.answers, False, False

@@ -27,7 +27,7 @@ class BodyFault(Struct, frozen=True, kw_only=True):
             ``garbage``: ``data`` is sent in place of framing and body, then FIN.
         events: number of whole server-sent events (or MessagePack objects) that pass before the fault.
         offset: number of further bytes of the body that pass.
-        in_character: move the fault on to the middle of the next multi-byte character.
+        in_character: move the fault to the middle of the next multi-byte character.
         answers: number of earlier responses on the same connection that pass untouched.
         seconds: length of a pause.
         data: bytes that are sent at the position.
@@ -46,7 +46,7 @@ class Faults(Struct, frozen=True, kw_only=True):
     """The faults of a connection. "Downstream" means from the server to the client. None, 0 and False mean no such fault.
 
     Args:
-        delay: seconds that each piece is delayed, in both directions; order is kept.
+        delay: seconds by which each piece is delayed, in both directions; the order of pieces is kept.
         piece_bytes: pass on at most this number of bytes per write, with an iteration of the event loop between two writes.
         cut_after: close (FIN) after this number of downstream bytes.
         reset_after: reset (RST) after this number of downstream bytes.
@@ -158,7 +158,7 @@ def draw_faults(kind: str, rng: random.Random, *, events: int = 20, seconds: flo
     Args:
         kind: one of ``FAULT_KINDS``.
         rng: the random source.
-        events: fewer events than this pass before the fault.
+        events: the fault comes before this many events have passed.
         seconds: length of the longest pause.
 
     Raises:
@@ -176,7 +176,7 @@ class FaultPlan:
         seed: the same seed draws the same faults in the same order.
         kinds: the ``FAULT_KINDS`` to draw from, all with the same probability.
         faultless: share of connections without a fault, 0..1.
-        events: fewer events than this pass before a fault.
+        events: a fault comes before this many events have passed.
         seconds: length of the longest pause.
 
     Attributes:

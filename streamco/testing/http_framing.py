@@ -117,7 +117,7 @@ class BodyPositionFinder:
     Args:
         events: number of complete server-sent events before it; their lines must end with LF.
         offset: number of further bytes before it.
-        in_character: move on to after the first byte of the next multi-byte character.
+        in_character: move the position on, to follow the first byte of the next multi-byte character.
     """
 
     def __init__(self, events: int, offset: int, *, in_character: bool) -> None:

@@ -31,24 +31,24 @@ _LATE = 0.002  # seconds; a batch that starts later than planned by more than th
 
 
 class FakeSequenceEngine:
-    """Runs the tasks of held sequences: the part of an engine that ``HeldSequence`` needs.
+    """Runs the tasks of held sequences, without the rest of an engine, which ``HeldSequence`` doesn't need.
 
     In mode ``thread``, a batch that follows another starts at the scheduled end of the previous one, so that delays don't add up. It
-    contains the tasks that were submitted before the previous one had been computed. As computing takes time with large vocabularies, it
-    starts that much earlier. If a batch starts more than 2 ms late, its tasks' timings say so (``late_s``).
+    contains the tasks that were submitted before the previous one had been computed. Because computing takes time with large vocabularies,
+    it starts that much earlier. If a batch starts more than 2 ms late, its tasks' timings say so (``late_s``).
 
     Args:
         successor: the model, from ids to the probabilities of the next id.
         vocabulary_size: number of ids.
         max_sequences: number of sequences that can have memory at once.
-        context_tokens: largest number of tokens in a sequence.
+        context_tokens: maximum number of tokens in a sequence.
         mode: with ``instant``, tasks are done when the call that submits them returns; with ``thread``, a thread does them on time; with
             ``manual``, calls of ``step`` do them.
         prefill_s: seconds to read a token (thread).
         token_s: seconds to write a token (thread).
         step_time: a function from the number of sequences that write and the number of tokens that are read to the seconds of a batch; used
-            instead of those two (thread). The tokens that are read are prompts, verifications, and all ids that a draft has to read except
-            the last one.
+            instead of ``prefill_s`` and ``token_s`` (thread). The tokens that are read are prompts, verifications, and all ids that a draft
+            must read except the last one.
         end_ids: tokens that end a draft.
     """
 
@@ -103,7 +103,7 @@ class FakeSequenceEngine:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Start all tasks that are put inside this context together."""
+        """Start all tasks that are submitted inside the ``with`` block together."""
         with self._changed:
             was_busy, self._is_busy = self._is_busy, True
             try:
@@ -241,7 +241,7 @@ class FakeSequenceEngine:
 
 
 def _texts(task: Task, ids: list[int], rows: int) -> Iterator[list[int]]:
-    """Yield the ids that each row of logits comes after: the last ``rows`` prefixes, or the ids up to each node of a tree."""
+    """Yield, for each row of logits, the ids that come before it: the last ``rows`` prefixes, or the ids up to each node of a tree."""
     tree = task.tree if isinstance(task, VerificationTask) else None
     if tree is None:
         for length in range(len(ids) - rows + 1, len(ids) + 1):

@@ -1,7 +1,7 @@
 """A server in a separate process that never outlives the command that started it.
 
 The child reads its stdin, a pipe that nobody writes to. When the parent ends, for whatever reason, the pipe closes and the child stops.
-The child has its own process group, so that Ctrl-C in the terminal stops an answer and not the server.
+The child has its own process group, so that Ctrl-C in the terminal stops an answer but not the server.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ async def running_server(*options: str) -> AsyncIterator[str]:
     """Run ``streamco serve`` with these options inside the block, and yield its base URL.
 
     Raises:
-        EndpointConnectError: the server ended, or wasn't listening within two minutes; the text includes the end of its log.
+        EndpointConnectError: the server ended, or wasn't listening within two minutes; the message includes the end of its log.
     """
     async with started_server(*options) as server:
         yield server.url

@@ -165,11 +165,11 @@ class ScriptedVerifier:
         return len(self._connections)
 
     def script(self, *steps: VerifierStep) -> None:
-        """Replace the queue of steps for the next drafts; drafts after them are verified."""
+        """Replace the queue of steps for the next drafts; later drafts are verified."""
         self._steps = list(steps)
 
     def script_opens(self, *steps: VerifierStep) -> None:
-        """Replace the queue of steps for the next opens and resumes; those after them are accepted."""
+        """Replace the queue of steps for the next opens and resumes; later ones are accepted."""
         self._open_steps = list(steps)
 
     def lose_sessions(self) -> None:

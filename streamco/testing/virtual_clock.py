@@ -1,4 +1,4 @@
-"""An asyncio event loop with virtual time, which passes only while nothing else can happen, so hours of waiting take milliseconds."""
+"""An asyncio event loop with virtual time, which advances only when nothing else can happen, so hours of waiting take milliseconds."""
 
 from __future__ import annotations
 

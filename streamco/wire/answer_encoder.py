@@ -1,4 +1,4 @@
-"""Encodes answers in an API's own form: chat chunks in, the API's events or one object out. Without IO, clock and random numbers."""
+"""Encodes answers in an API's own form: chat chunks go in, the API's events or one object come out. Uses no IO, clock or random numbers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ encode = msgspec.json.Encoder().encode
 
 
 class AnswerFormError(ValueError):
-    """An answer can't be expressed in an API. The text says what was expected and what was got."""
+    """An answer can't be expressed in an API. The message says what was expected and what came instead."""
 
 
 class Failure(Protocol):
-    """A failure of an answer; its text is the message."""
+    """The reason why an answer failed. ``str(failure)`` is the message."""
 
     @property
     def status(self) -> int:
@@ -30,12 +30,12 @@ class Failure(Protocol):
 
     @property
     def code(self) -> str | None:
-        """OpenAI's machine-readable reason; None if there is none."""
+        """OpenAI's machine-readable error code, or None if there is none."""
         ...
 
     @property
     def param(self) -> str | None:
-        """Field of the request that is at fault, or None if there is none."""
+        """Field of the request that caused the failure, or None if no field did."""
         ...
 
 
@@ -44,57 +44,57 @@ class AnswerEncoder(Protocol):
 
     @property
     def keepalive(self) -> bytes:
-        """Bytes without meaning, to send to a waiting reader."""
+        """Bytes without content that show a waiting reader that the connection is alive."""
         ...
 
     def opening(self) -> bytes:
-        """Return what comes before the first chunk's events, or b"" when called again."""
+        """Return the bytes that come before the first chunk's events, or b"" when called again."""
         ...
 
     def event(self, chunk: ChatCompletionChunk) -> bytes:
-        """Return the events of a chunk, with the opening before the first ones, or b"" if the chunk shows nothing."""
+        """Encode a chunk as events, and put the opening before the first ones. Returns b"" if the chunk has nothing to show."""
         ...
 
     def ending(self, reason: str | None) -> bytes:
-        """Return the events that end the answer's parts. ``reason`` is the finish reason, if no chunk had one."""
+        """Return the events that end the answer's parts. ``reason`` is sent as the finish reason if no chunk had one."""
         ...
 
     def done(self) -> bytes:
-        """Return the events after ``ending`` that end the stream."""
+        """Return the events that come after ``ending`` and end the stream."""
         ...
 
     def failing(self, failure: Failure) -> bytes:
-        """Return the events of a failure after the stream has begun; nothing comes after them."""
+        """Return the events that report a failure after the stream has begun. No other events follow them."""
         ...
 
     def whole(self, answer: ChatCompletion, reason: str | None) -> bytes:
-        """Return a whole answer as one JSON object. ``reason`` is the finish reason, if the answer has none.
+        """Encode a whole answer as one JSON object. ``reason`` is used as the finish reason if the answer has none.
 
         Raises:
-            AnswerFormError: it can't be expressed in the API.
+            AnswerFormError: the answer can't be expressed in the API.
         """
         ...
 
 
 class NewEncoder(Protocol):
-    """Makes the encoder of one answer."""
+    """Makes an encoder for one answer."""
 
     def __call__(self, *, name: str, model: str, created: int) -> AnswerEncoder:
-        """Return an encoder.
+        """Return an encoder for one answer.
 
         Args:
             name: random letters and digits, from which the answer's ids are made.
-            model: name of the model, if no chunk has one.
-            created: seconds since the epoch.
+            model: name of the model, sent if no chunk names one.
+            created: time when the answer began, in seconds since the epoch.
         """
         ...
 
 
 class CallIds:
-    """Gives one answer's tool calls different ids, because some servers send none, or one id for several calls.
+    """Gives each tool call of one answer its own id, because some servers send no ids, or the same id for several calls.
 
     Args:
-        prefix: the beginning of the ids that are made here.
+        prefix: text with which the ids made here begin.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -102,7 +102,7 @@ class CallIds:
         self._ids: dict[int, str] = {}  # by the number of the part
 
     def of(self, index: int, given: str) -> str:
-        """Return the id of the call that is part ``index`` of the answer. ``given`` is the server's id, or "" if it gave none."""
+        """Return the id of the call that is part ``index`` of the answer. ``given`` is the server's id, or "" if the server sent none."""
         if index not in self._ids:
             is_new = given and given not in self._ids.values()
             self._ids[index] = given if is_new else f"{self._prefix}_{index}"
@@ -110,5 +110,5 @@ class CallIds:
 
 
 def named_event(name: str, data: Mapping[str, Any]) -> bytes:
-    """Return an object as one server-sent event with a name."""
+    """Encode an object as one server-sent event with a name."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), encode(data))

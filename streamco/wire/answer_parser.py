@@ -1,4 +1,4 @@
-"""The common base of parsers of streamed answers that keep only text and counts: state, limits and failures."""
+"""The base class of parsers for streamed answers that keep only text and counts. It handles state, limits and failures."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["AnswerParser"]
 
 
 class AnswerParser(ABC):
-    """Turns the body of one streamed answer into chat chunks; attributes and methods are those of ``ChatStreamParser``.
+    """Turns the body of one streamed answer into chat chunks. It has the attributes and methods of ``ChatStreamParser``.
 
-    Nothing that the server sends makes ``feed`` raise. A failure ends the stream and is stored in ``error``, after the chunks before it
-    were returned; ``close`` raises it.
+    Nothing that the server sends makes ``feed`` raise. A failure ends the stream: ``feed`` returns the chunks before it, stores it
+    in ``error``, and ``close`` raises it.
 
     Args:
         endpoint: the endpoint's name in errors.
-        limits: ``event_bytes`` and ``answer_bytes``.
+        limits: of these, ``event_bytes`` and ``answer_bytes`` are used.
     """
 
     def __init__(self, *, endpoint: str, limits: Limits) -> None:
@@ -38,7 +38,7 @@ class AnswerParser(ABC):
         self.has_only_text = True
         self.has_dropped_fields = False
         self.ends = Completeness()
-        """What has come so far to mark the answer's end."""
+        """The signs of the answer's end that have come so far."""
         self._answer_bytes = limits.answer_bytes  # bytes left of the limit
         self._text: list[str] = []
 
@@ -49,11 +49,11 @@ class AnswerParser(ABC):
 
     @property
     def is_complete(self) -> bool:
-        """True if the answer is whole; see ``Completeness``."""
+        """True if the answer is whole by the rules of ``Completeness``."""
         return self.ends.is_whole
 
     def partial_text(self) -> str:
-        """Return the text in all chunks returned so far, without reasoning."""
+        """Return the text of all chunks returned so far, without reasoning."""
         return "".join(self._text)
 
     def feed(self, data: bytes) -> list[ChatCompletionChunk]:
@@ -73,13 +73,13 @@ class AnswerParser(ABC):
         return chunks
 
     def close(self, *, is_proper: bool = True) -> list[ChatCompletionChunk]:
-        """Handle the end of the body, and return the chunks of what was left.
+        """Handle the end of the body, and return the last chunks.
 
         Args:
             is_proper: see ``Completeness.record_close``.
 
         Raises:
-            EndpointError: ``error``, or the answer is truncated.
+            EndpointError: the stored ``error``, or a new one if the answer is truncated.
         """
         self.tokens = 0
         self.has_progress = False
@@ -100,32 +100,32 @@ class AnswerParser(ABC):
         return chunks
 
     def finish(self) -> list[ChatCompletionChunk]:
-        """Return what is still held of a whole answer if the body's end never comes, because the connection was lost or is silent."""
+        """Return the last chunks of a whole answer whose body never ends, because the connection was lost or is silent."""
         chunks: list[ChatCompletionChunk] = []
         self.ends.record_close(is_proper=False)
         self._finish(chunks)
         return chunks
 
     def _finish(self, chunks: list[ChatCompletionChunk]) -> None:  # noqa: B027  most parsers hold nothing
-        """Append what is still held when a whole answer ends."""
+        """Append the chunks that are still held when a whole answer ends."""
 
     @abstractmethod
     def _take(self, data: bytes, chunks: list[ChatCompletionChunk]) -> None:
         """Append the chunks that the bytes complete.
 
         Raises:
-            EndpointError: the answer can't continue; the chunks before are kept.
+            EndpointError: the answer can't continue. Chunks appended before stay in ``chunks``.
         """
 
     def _take_end(self, chunks: list[ChatCompletionChunk]) -> bool:
-        """Append the chunks of what is left at the end of the body. Returns False if it ends in half an event. Raises like ``_take``."""
+        """Append the last chunks at the end of the body. Returns False if the body ends within an event. Raises like ``_take``."""
         return True
 
     def _record_reason(self, value: Any) -> str | None:
-        """Record a finish reason as the server sent it. None is ignored, and so is a blank one.
+        """Record a finish reason as the server sent it. None and blank reasons are ignored.
 
         Raises:
-            EndpointError: it means a failure.
+            EndpointError: the reason means a failure.
         """
         reason = self.ends.record_reason(value)
         if (failure := self.ends.failure) is not None:
@@ -133,10 +133,10 @@ class AnswerParser(ABC):
         return reason
 
     def _record_end(self, end: End) -> None:
-        """Fail unless the end is that of a whole answer.
+        """Raise an error unless the answer ended whole.
 
         Raises:
-            EndpointProtocolError: it isn't.
+            EndpointProtocolError: the answer is cut or empty.
         """
         if end == "cut":
             got = f"a truncated answer: {self._size()}{len(self.partial_text())} characters"
@@ -145,7 +145,7 @@ class AnswerParser(ABC):
             raise EndpointProtocolError("expected text, calls or a finish reason in the answer, got other fields alone")
 
     def _size(self) -> str:
-        """Return, for errors, how much has come besides the text."""
+        """Return how much has come besides the text, as words for an error message."""
         return ""
 
     def _fail(self, error: EndpointError) -> None:

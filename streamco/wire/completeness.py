@@ -8,10 +8,10 @@ continue it. The rules:
   the answer.
 - Output after a choice's reason takes the reason back. From then on no reason ends the answer by itself. Only a formal end does:
   ``[DONE]``, an end event of the API, or a proper end of the HTTP body.
-- An answer without output only has a formal end. It fails there if it has no reason, or if its choices had fields that nobody read
-  and that may hold the text. It doesn't fail for such fields if its reason says why it is empty: a content filter, or a limit.
+- An answer without output can only end formally. It fails there if it has no reason, or if its choices had unread fields that may hold
+  the text. Such fields don't matter if the reason says why the answer is empty: a content filter or a limit.
 - An answer of several choices ends without a formal end only when each requested choice has its reason, even one that never began.
-- Before the answer is whole, a lost connection or a silence is a failure.
+- A lost connection or a silence before the answer is whole is a failure.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ _FAILURES = frozenset({
 
 
 def read_reason(value: Any) -> str | None:
-    """Return a finish reason as a server wrote it, or None if it is blank, null, a boolean, 0 or not a text."""
+    """Return a finish reason as a server wrote it, or None if it is blank, null, a boolean, 0, a list or an object."""
     if isinstance(value, str):
         return None if value.strip().lower() in _BLANK else value
     return str(value) if value and isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def is_failure(reason: str) -> bool:
-    """Return True if a finish reason says that the server gave up."""
+    """Return True if a finish reason says that the server failed or gave up."""
     return reason.strip().lower().replace("-", "_") in _FAILURES
 
 
 class Completeness:
-    """What one answer has shown of its end so far; its parser owns it.
+    """Collects the signs that one answer has ended, and decides whether it is whole. Each parser owns one.
 
     Args:
-        choices: number of choices that were requested; None if not known, and then those that come are all of them.
+        choices: number of choices that were requested. If it is None, the choices that come count as all of them.
     """
 
     __slots__ = (
@@ -87,7 +87,7 @@ class Completeness:
         self.is_noted = False
         """True if ``note_output`` was called."""
         self.has_reason = False
-        """True if some choice has a finish reason, which more output would take back."""
+        """True if some choice has a finish reason that no later output has taken back."""
         self._seen: set[int] = set()  # choices
         self._finished: dict[int, str] = {}  # reasons that nothing has taken back
         self._taken_back: str | None = None  # the last reason that was taken back
@@ -106,9 +106,9 @@ class Completeness:
 
     @property
     def finish_reason(self) -> str | None:
-        """Finish reason of the first choice, or of another choice as long as the first has none.
+        """Finish reason of the first choice, or of another choice while the first has none.
 
-        At a formal end a reason that was taken back counts again, if no other came.
+        After a formal end, a reason that was taken back counts again if no other one came.
         """
         for reason in (self._finished.get(0), *self._finished.values()):
             if reason is not None:
@@ -117,14 +117,14 @@ class Completeness:
 
     @property
     def is_whole(self) -> bool:
-        """True if nothing more has to come, so that a lost connection or a silence from now on ends a whole answer."""
+        """True if the answer needs nothing more, so that a connection lost or silent from now on does no harm."""
         if self._has_end or not self.has_reason:
             return self._has_end
         is_finished = len(self._finished) >= self._choices and self._all_finished()
         return is_finished and self.has_output and self._taken_back is None and self.failure is None
 
     def record_output(self, choice: int = 0) -> None:
-        """Record that a choice continues, so that a reason that it had is void."""
+        """Record that a choice continues, which takes back its finish reason if it had one."""
         self.has_output = True
         self._seen.add(choice)
         if self.has_reason:
@@ -132,19 +132,19 @@ class Completeness:
             self.has_reason = bool(self._finished)
 
     def note_output(self) -> None:
-        """Record output of the first choice while it has no reason; cheaper than ``record_output``, and once is enough."""
+        """Record output of the first choice while it has no reason. Cheaper than ``record_output``; one call is enough."""
         self.has_output = self.is_noted = True
         self._seen.add(0)
 
     def record_choice(self, choice: int = 0, *, has_unread: bool = False) -> None:
-        """Record that a choice came without output. With ``has_unread`` it had fields that nobody read and that may hold the text."""
+        """Record that a choice came without output. ``has_unread`` says that it had unread fields that may hold the text."""
         self._seen.add(choice)
         self._has_unread = self._has_unread or has_unread
 
     def record_reason(self, value: Any, choice: int = 0) -> str | None:
-        """Record a finish reason as a server sent it, after the output that came with it. Return the result of ``read_reason``.
+        """Record a finish reason as a server sent it, after the output that came with it. Returns the result of ``read_reason``.
 
-        A reason that means a failure is in ``failure`` from then on, and the parser has to fail.
+        A reason that means a failure is stored in ``failure``, and the parser must then fail.
         """
         reason = read_reason(value)
         self._seen.add(choice)
@@ -157,7 +157,7 @@ class Completeness:
         return reason
 
     def record_end(self) -> End:
-        """Record the formal end that the API has (``[DONE]``, ``message_stop`` ...) and return how the answer ended."""
+        """Record the API's formal end (``[DONE]``, ``message_stop`` ...) and return how the answer ended."""
         if not self.has_output and not self._may_be_empty():
             return "empty"
         self._has_end = True
@@ -167,7 +167,7 @@ class Completeness:
         """Record the end of the HTTP body, and return how the answer ended.
 
         Args:
-            is_proper: the body's length was known, or its last chunk came; False if the server only closed the connection.
+            is_proper: True if the body came whole by its length or its last chunk, False if the server just closed the connection.
         """
         if self.is_whole:
             self._has_end = True
@@ -176,7 +176,7 @@ class Completeness:
         return self.record_end() if has_reason and is_proper else "cut"
 
     def _may_be_empty(self) -> bool:
-        """Return True if an answer without output may be the whole answer."""
+        """Return True if an answer without output may count as whole."""
         if self._has_unread:
             return bool(self._finished) and all(reason.strip().lower() in _EMPTY_BY for reason in self._finished.values())
         return self.had_reason

@@ -1,4 +1,4 @@
-"""Reads the streams of APIs with typed events, such as OpenAI's Responses API and Anthropic's Messages API, as chat chunks."""
+"""Converts streams of typed events, as in OpenAI's Responses API and Anthropic's Messages API, to chat chunks."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _KEEPALIVES = frozenset(
 class EventStreamParser(AnswerParser):
     """Turns the events of one streamed answer into chat chunks.
 
-    An event's type is in its data, or else in its name. Events of unknown types are skipped. An event may hold a list of such objects.
-    A body that is one JSON object instead of events is the whole answer.
+    An event's type is in its data, or else in its name. Events of unknown types are skipped. An event may also hold a list of
+    objects, which are read like events. A body that is one JSON object instead of events is the whole answer.
 
     Args:
         endpoint: the endpoint's name in errors.
-        limits: ``event_bytes``, ``answer_bytes`` and, for a body of JSON, ``body_bytes``.
+        limits: of these, ``event_bytes`` and ``answer_bytes`` are used, and ``body_bytes`` if the body is one JSON object.
     """
 
     first_event = ""
-    """Type of the event with which an answer begins, for errors."""
+    """Type of the event with which an answer begins, for error messages."""
     foreign_types: tuple[str, ...] = ()
-    """Prefixes of the types of another API's events."""
+    """Prefixes of event types that belong to another API."""
 
     def __init__(self, *, endpoint: str = "", limits: Limits = _LIMITS) -> None:
         super().__init__(endpoint=endpoint, limits=limits)
@@ -51,7 +51,7 @@ class EventStreamParser(AnswerParser):
         self._body: JSONBody | None = None
         self._is_stream = False
         self._has_begun = False
-        self._skipped: bytes | None = None  # the first event that isn't one of the API's
+        self._skipped: bytes | None = None  # the first event that isn't part of the API
         self._head = ("", 0, "")  # id, created and model of all chunks
         self._chunks: list[ChatCompletionChunk] = []
 
@@ -117,7 +117,7 @@ class EventStreamParser(AnswerParser):
             self._skipped = self._skipped or payload
 
     def _read_list(self, name: str, values: list[Any], payload: bytes) -> None:
-        """Read the objects of a list as if each were an event. Google's servers send errors this way, and some gateways events."""
+        """Read the objects of a list as if each were an event. Google's servers list errors this way, and some gateways list events."""
         for value in values:
             if isinstance(value, dict) and not self.is_done and self.error is None:
                 self._read_object(name, value, payload)
@@ -144,7 +144,7 @@ class EventStreamParser(AnswerParser):
         """Read a whole answer that was not streamed.
 
         Raises:
-            EndpointError: it is an error, or not an answer of this API.
+            EndpointError: the body is an error, or not an answer of this API.
         """
         if (error := find_error(value)) is not None:
             raise stream_error({"error": error})
@@ -157,17 +157,17 @@ class EventStreamParser(AnswerParser):
 
     @abstractmethod
     def _decode(self, kind: str, value: dict[str, Any]) -> bool:
-        """Emit what an event holds. Returns False if it isn't one of this API. Calls ``_end`` at the end and fails at an error event."""
+        """Emit what one event holds. Returns False if this API has no such event. Calls ``_end`` at the end, and fails on errors."""
 
     @abstractmethod
     def _decode_whole(self, value: dict[str, Any]) -> bool:
-        """Emit a whole answer that was not streamed. Returns False if it isn't an answer of this API."""
+        """Emit a whole answer that was not streamed. Returns False if the value isn't an answer of this API."""
 
     def _close_parts(self) -> None:
-        """Emit what is still held when the answer ends."""
+        """Emit the text that is still held when the answer ends."""
 
     def _begin(self, name: Any, model: Any, created: Any = 0) -> None:
-        """Begin the answer, and emit its role."""
+        """Begin the answer, and emit a chunk with the role."""
         self._has_begun = True
         when = int(created) if isinstance(created, int | float) and 0 <= created < _LATEST else 0
         self._head = (text_of(name), when, text_of(model))
@@ -182,13 +182,13 @@ class EventStreamParser(AnswerParser):
         is_new: bool = True,
         **fields: Any,
     ) -> None:
-        """Add a chunk to those that the bytes complete, and count what it holds.
+        """Add a chunk to the chunks that ``feed`` returns, and count its tokens.
 
         Args:
-            delta: what the chunk adds.
-            reason: its finish reason.
-            usage: its usage, which is kept only if it is plausible.
-            is_new: False if the delta was held, so that it says nothing about a finish reason that came meanwhile.
+            delta: text or other output that the chunk adds.
+            reason: the chunk's finish reason.
+            usage: the chunk's usage, kept only if it is plausible.
+            is_new: False if the delta was held back, so that it doesn't take back a finish reason that came in the meantime.
             fields: additional fields of the choice.
         """
         if not self._has_begun:
@@ -212,7 +212,7 @@ class EventStreamParser(AnswerParser):
         self._chunks.append(chunk)
 
     def _emit_text(self, text: str, logprobs: Any = None) -> None:
-        """Do what ``_emit`` does, at a third of its cost, with a delta of only content, as in most events."""
+        """Emit a delta that is only text, as most are. Does the same as ``_emit`` at a third of the cost."""
         if not self._has_begun:
             self._begin("", "")
         name, created, model = self._head
@@ -228,7 +228,7 @@ class EventStreamParser(AnswerParser):
         """Handle the formal end of the answer.
 
         Raises:
-            EndpointProtocolError: none of it was understood.
+            EndpointProtocolError: nothing in the answer was understood.
         """
         if self.error is None:
             self._record_end(self.ends.record_end())
@@ -236,7 +236,7 @@ class EventStreamParser(AnswerParser):
             self.is_done = True
 
     def _join(self, text: Hashable, piece: str) -> str:
-        """Return a piece of a text in whole characters; half a character at its end is held."""
+        """Return a piece of a text in whole characters. Half a character at the end is held until the other half comes."""
         if piece.isascii() and not self._halves.is_open:
             return piece
         piece = self._halves.join(text, piece)

@@ -1,4 +1,4 @@
-"""Converts values of decoded JSON to the types that a reader wants. A value of another type counts as missing."""
+"""Converts values of decoded JSON to the type that the caller wants. A value of another type counts as missing."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["count_of", "json_text_of", "number_of", "object_of", "text_of"]
 
 
 def number_of(value: Any) -> int | None:
-    """Return an index, which may be written as a text, or None for anything else."""
+    """Return an index given as an integer or as a string of at most 9 digits, or None for any other value."""
     if type(value) is int:
         return value
     return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10 else None
 
 
 def text_of(value: Any) -> str:
-    """Return the value if it is a text, otherwise an empty text."""
+    """Return the value if it is a string, otherwise an empty string."""
     return value if isinstance(value, str) else ""
 
 
 def json_text_of(value: Any) -> str:
-    """Return the value if it is a text, its JSON if it is an object or a list, otherwise an empty text."""
+    """Return the value if it is a string, its JSON if it is an object or a list, otherwise an empty string."""
     return msgspec.json.encode(whole_values(value)).decode() if isinstance(value, dict | list) else text_of(value)
 
 

@@ -1,8 +1,8 @@
-"""Known fields of a request's body: those that leave the text of an answer unchanged, and those that ask for a different one.
+"""Known fields of a request's body: some leave the text of an answer unchanged, and others ask for a different text.
 
 The names come from OpenAI, vLLM, SGLang, llama.cpp's server, Ollama, LM Studio, text-generation-webui, KoboldCpp and TabbyAPI. A model on
-this machine honours few of them. What it can't honour is sent to a server, or refused by name. Front ends send long lists of
-such fields with values that ask for nothing, which are let through.
+this machine honours few of them. A request with a field that it can't honour is sent to a server, or refused with an error that
+names the field. Front ends send long lists of such fields with values that ask for nothing, and these are let through.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "thinking_budget_tokens": (-1,),
     "truncate_prompt_tokens": (),
 }
-"""Fields that ask for a different answer, with the values that ask for nothing. None asks for nothing in each of them."""
+"""Fields that can change an answer, each with the values that don't. None never changes anything."""
 
 
 def is_asked(name: str, value: object) -> bool:
-    """Return True if a field asks for something special. An unknown field does unless it is None."""
+    """Return True if a field asks for a different answer. An unknown field does, unless its value is None."""
     return value is not None and name not in FIELDS_WITHOUT_EFFECT and value not in NEUTRAL_VALUES.get(name, ())

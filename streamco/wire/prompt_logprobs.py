@@ -1,13 +1,13 @@
-"""Log-probabilities of a prompt's last tokens at stock servers: builds the requests, and reads and checks the answers.
+"""Asks unmodified vLLM and SGLang servers for log-probabilities of a prompt's last tokens: builds requests, and reads and checks answers.
 
-Both servers get context and draft as one prompt, and generate one token after it:
+Both servers are sent the context and the draft as one prompt, and generate one token after it:
 
 - vLLM: ``/v1/completions`` with ``prompt_logprobs``. The answer has a row for every token of the prompt, keyed by id. The prompt's own
   token is always in its row. Minus infinity is written as -9999. The server reads the whole prompt again each time (vllm#17251).
 - SGLang: ``/generate`` with ``logprob_start_len`` one before the first draft token. The row at that position is always empty
   (strands-sglang#32). The tokens before it come from the server's cache.
 
-Formats as in vLLM 0.32 (entrypoints/openai/completion, logprobs.py) and SGLang (managers/io_struct.py, tokenizer_manager.py).
+The formats are those of vLLM 0.32 (entrypoints/openai/completion, logprobs.py) and SGLang (managers/io_struct.py, tokenizer_manager.py).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class PositionLogprobs(Struct, frozen=True):
 
     Args:
         best: the target's likeliest id.
-        ids: the listed ids, likeliest first. The prompt's own token at this position is among them.
-        logprobs: log-probabilities of ``ids`` under the model itself (temperature 1, nothing cut off); minus infinity for probability 0.
+        ids: the ids in the server's list, likeliest first. They include the prompt's own token at this position.
+        logprobs: log-probabilities of ``ids`` under the model itself (temperature 1, nothing cut off). Minus infinity means probability 0.
     """
 
     best: int
@@ -49,7 +49,7 @@ class PositionLogprobs(Struct, frozen=True):
 
 
 class PromptLogprobs(Struct, frozen=True):
-    """Log-probabilities at the position of each draft token and at the one after them; ``best`` of the last is the generated token."""
+    """Log-probabilities at each draft token's position and at the next one, where ``best`` is the token that the server generated."""
 
     positions: tuple[PositionLogprobs, ...]
 
@@ -93,12 +93,12 @@ _decode_row = msgspec.json.Decoder(dict[str, _Entry]).decode
 
 
 def vllm_request(model: str, ids: Sequence[int], pending: int, top: int, *, salt: str | None = None) -> dict[str, Any]:
-    """Build the body that asks vLLM for the log-probabilities of the last ``pending`` of these ids.
+    """Build the request body that asks vLLM for the log-probabilities of the last ``pending`` ids.
 
     Args:
         model: the model's name at the server.
-        ids: context and draft, shape (context + pending,).
-        pending: number of draft tokens; 0 requests only the next token.
+        ids: token ids of the context and the draft, shape (context + pending,).
+        pending: number of draft tokens. 0 requests only the next token.
         top: number of ids in each row, at least 1.
         salt: only requests with the same salt find this prompt in the server's prefix cache. None lets all requests find it.
     """
@@ -123,7 +123,7 @@ def read_vllm(answer: bytes, ids: Sequence[int], pending: int) -> PromptLogprobs
     """Read vLLM's answer to ``vllm_request``.
 
     Raises:
-        EndpointProtocolError: rows are missing, malformed or belong to other tokens.
+        EndpointProtocolError: rows are missing or malformed, or belong to other tokens.
     """
     (choice,) = _expect_one(_decode(_decode_completion, answer).choices, "choice")
     if choice.prompt_token_ids is not None and choice.prompt_token_ids != list(ids):
@@ -140,7 +140,7 @@ def read_vllm(answer: bytes, ids: Sequence[int], pending: int) -> PromptLogprobs
 
 
 def sglang_request(ids: Sequence[int], pending: int, top: int) -> dict[str, Any]:
-    """Build the body that asks SGLang for the log-probabilities of the last ``pending`` of these ids; see ``vllm_request``."""
+    """Build the request body that asks SGLang for the log-probabilities of the last ``pending`` ids; see ``vllm_request``."""
     return {
         "input_ids": list(ids),
         "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True, "skip_special_tokens": False},
@@ -156,7 +156,7 @@ def read_sglang(answer: bytes, ids: Sequence[int], pending: int) -> PromptLogpro
     """Read SGLang's answer to ``sglang_request``.
 
     Raises:
-        EndpointProtocolError: rows are missing, malformed, belong to other tokens or come from a cache.
+        EndpointProtocolError: rows are missing or malformed, belong to other tokens, or come from the server's cache.
     """
     generated = _decode(_decode_generated, answer)
     meta = generated.meta_info
@@ -200,7 +200,7 @@ def _read_sglang_row(own: tuple[float | None, int, Any], top: list[tuple[float |
 
 
 def _position_after(token: int, listed: list[tuple[int, float]]) -> PositionLogprobs:
-    """Return the position after the draft. The generated token counts as the best, even if another one is as likely."""
+    """Return the log-probabilities at the position after the draft. The generated token counts as the best, even in a tie."""
     if not any(known == token for known, _ in listed):
         listed = [(token, 0.0 if not listed else max(value for _, value in listed)), *listed]
     return _position(token, listed, "the last row")
@@ -217,7 +217,7 @@ def _position(best: int, listed: list[tuple[int, float]], where: str) -> Positio
 
 
 def _finite(value: float | None) -> float:
-    """Return a log-probability. JSON has no minus infinity: SGLang writes null in its place, and vLLM -9999."""
+    """Return a log-probability. JSON has no minus infinity, so SGLang writes null instead, and vLLM writes -9999."""
     return -math.inf if value is None or value <= IMPOSSIBLE else value
 
 

@@ -1,4 +1,4 @@
-"""Reads the request body of a translated API. An error names the field by its path, such as ``input[2].content``."""
+"""Reads the request bodies of other APIs that are translated to chat. Errors name the field by its path, such as ``input[2].content``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class FieldError(ValueError):
 
     Args:
         field: path of the field in the body, or ``BODY`` for the body as a whole.
-        message: what was expected and what was got.
-        code: OpenAI's machine-readable reason; None if there is none.
+        message: what was expected and what came instead.
+        code: OpenAI's machine-readable error code, or None if there is none.
     """
 
     def __init__(self, field: str, message: str, *, code: str | None = None) -> None:
@@ -30,12 +30,12 @@ class FieldError(ValueError):
 
 
 def unoffered(field: str, got: str = "some") -> FieldError:
-    """Return the error for a field that asks for something that isn't offered here."""
+    """Return the error for a field that asks for something this server doesn't offer."""
     return FieldError(field, f"expected none, got {got}: this server doesn't offer it", code="unsupported_parameter")
 
 
 def name_of(value: Any) -> str:
-    """Return JSON's name of the value's type. The value is not quoted, because it may be long or private."""
+    """Return the name of a value's JSON type, for error messages. They don't quote the value, because it may be long or private."""
     match value:
         case None:
             return "null"
@@ -51,16 +51,16 @@ def name_of(value: Any) -> str:
 
 
 def objects_of(value: Any) -> list[dict[str, Any]]:
-    """Return the objects of a decoded list, or [] if it isn't a list. Malformed elements are left out, and refused when they are read."""
+    """Return the objects in a decoded list, or [] if it isn't a list. Other elements are left out, and refused later when they are read."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 class Fields:
-    """One JSON object of a body, read field by field; null counts as not given.
+    """One JSON object of a body, read field by field. Fields that are null count as not given.
 
     Args:
         value: the decoded object.
-        path: where it is in the body; "" for the body itself.
+        path: path of the object in the body, or "" for the body itself.
 
     Raises:
         FieldError: the value isn't an object.
@@ -79,38 +79,38 @@ class Fields:
         return f"{self.path}.{name}" if self.path else name
 
     def take(self, name: str, default: Any = None) -> Any:
-        """Return a field's value of any type, and remove it from ``rest``."""
+        """Return a field's value, whatever its type, and mark the field as read."""
         return self._unread.pop(name, default)
 
     def text(self, name: str) -> str | None:
-        """Return a string, or None if not given.
+        """Return a string field, or None if it isn't given.
 
         Raises:
-            FieldError: it isn't a string.
+            FieldError: the value isn't a string.
         """
         return self._typed(name, str, "a string")
 
     def needed_text(self, name: str) -> str:
-        """Return a string that must be given.
+        """Return a string field that must be given.
 
         Raises:
-            FieldError: it isn't given, or isn't a string.
+            FieldError: the field isn't given, or isn't a string.
         """
         return self._needed(name, str, "a string")
 
     def flag(self, name: str) -> bool | None:
-        """Return true or false, or None if not given.
+        """Return a boolean field, or None if it isn't given.
 
         Raises:
-            FieldError: it is neither.
+            FieldError: the value isn't a boolean.
         """
         return self._typed(name, bool, "true or false")
 
     def count(self, name: str) -> int | None:
-        """Return a whole number of at least 1, or None if not given.
+        """Return an integer field of at least 1, or None if it isn't given.
 
         Raises:
-            FieldError: it is another value.
+            FieldError: the value isn't an integer, or is less than 1.
         """
         value = self.take(name)
         if value is None:
@@ -122,49 +122,49 @@ class Fields:
         return value
 
     def items(self, name: str) -> list[Any] | None:
-        """Return a list, or None if not given.
+        """Return a list field, or None if it isn't given.
 
         Raises:
-            FieldError: it isn't a list.
+            FieldError: the value isn't a list.
         """
         return self._typed(name, list, "a list")
 
     def objects(self, name: str) -> list[Fields]:
-        """Return the objects of a list, or [] if not given.
+        """Return the objects in a list field, or [] if it isn't given.
 
         Raises:
-            FieldError: it isn't a list of objects.
+            FieldError: the value isn't a list of objects.
         """
         where = self.where(name)
         return [Fields(each, f"{where}[{index}]") for index, each in enumerate(self.items(name) or [])]
 
     def inner(self, name: str) -> Fields | None:
-        """Return an object's fields, or None if not given.
+        """Return the fields of an object field, or None if it isn't given.
 
         Raises:
-            FieldError: it isn't an object.
+            FieldError: the value isn't an object.
         """
         value = self.take(name)
         return None if value is None else Fields(value, self.where(name))
 
     def json_object(self, name: str) -> dict[str, Any] | None:
-        """Return an object as it was decoded, including nulls, or None if not given.
+        """Return an object field as it was decoded, including nulls, or None if it isn't given.
 
         Raises:
-            FieldError: it isn't an object.
+            FieldError: the value isn't an object.
         """
         return self._typed(name, dict, "an object")
 
     def needed_object(self, name: str) -> dict[str, Any]:
-        """Return an object that must be given, as it was decoded.
+        """Return an object field that must be given, as it was decoded.
 
         Raises:
-            FieldError: it isn't given, or isn't an object.
+            FieldError: the field isn't given, or isn't an object.
         """
         return self._needed(name, dict, "an object")
 
     def _typed(self, name: str, kind: type[T], what: str) -> T | None:
-        """Return a value of this type, or None if not given. ``what`` is JSON's name of the type."""
+        """Return a field of this type, or None if it isn't given. ``what`` names the JSON type in errors."""
         value = self.take(name)
         if value is not None and not isinstance(value, kind):
             raise FieldError(self.where(name), f"expected {what}, got {name_of(value)}")
@@ -177,19 +177,19 @@ class Fields:
         return value
 
     def skip(self, *names: str) -> None:
-        """Skip fields that change nothing here."""
+        """Mark fields as read if they have no effect here."""
         for name in names:
             self.take(name)
 
     def rest(self) -> dict[str, Any]:
-        """Return the fields that were not read, by name."""
+        """Return the fields that haven't been read yet, by name."""
         return dict(self._unread)
 
     def refuse_rest(self) -> None:
         """Refuse whatever has not been read, unless it is false or empty.
 
         Raises:
-            FieldError: there is such a field.
+            FieldError: an unread field has a value.
         """
         for name, value in self._unread.items():
             if value not in (False, "", [], {}):
@@ -200,7 +200,7 @@ def decode_fields(body: bytes) -> Fields:
     """Return the fields of a JSON body.
 
     Raises:
-        FieldError: it isn't JSON, or isn't an object.
+        FieldError: the body isn't JSON, or isn't an object.
     """
     try:
         return Fields(msgspec.json.decode(body))

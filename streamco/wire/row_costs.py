@@ -1,4 +1,4 @@
-"""Row costs on the wire: a server's price list for batches, by their number of rows."""
+"""Row costs as they are sent: how long a server takes for batches of different numbers of rows."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ Positive = Annotated[int, Meta(ge=1, le=_MAX_NUMBER)]
 
 
 class RowCost(Struct, frozen=True, array_like=True):
-    """The cost of a batch at a server."""
+    """How long a server takes for a batch of ``rows`` rows, in microseconds."""
 
     rows: Positive
     microseconds: Positive
 
 
 RowCostTable = Annotated[tuple[RowCost, ...], Meta(max_length=_MAX_SIZES)]
-"""Costs of a server's batches, by number of rows."""
+"""The ``RowCost`` of each measured batch size."""
 
 COSTS_BYTES = 3 + _MAX_SIZES * 11
 """Maximum size of a ``RowCostTable`` in bytes."""
 
 
 def table_of_costs(costs: Mapping[int, float]) -> tuple[RowCost, ...]:
-    """Return the table of seconds by number of rows, with the smallest 64 sizes."""
+    """Convert a mapping from rows to seconds to a table. Only the 64 smallest batch sizes are kept."""
     return tuple(RowCost(rows, min(max(1, round(costs[rows] * _MICROSECONDS)), _MAX_NUMBER)) for rows in sorted(costs)[:_MAX_SIZES])
 
 
 def costs_of_table(table: tuple[RowCost, ...]) -> RowCosts | None:
-    """Return the costs in a table, or None if it is empty."""
+    """Return the costs listed in a table, or None if it is empty."""
     return RowCosts({cost.rows: cost.microseconds / _MICROSECONDS for cost in table}) if table else None

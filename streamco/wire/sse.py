@@ -1,7 +1,7 @@
 """Parses server-sent events from bytes that may be cut anywhere.
 
 All line endings are folded to LF as bytes arrive, because CR, LF and CRLF mean the same (WHATWG HTML 9.2.5). So an event always ends
-with two LF, and one ``bytes.rfind`` finds its end. Nothing here decodes text: U+2028, U+0085 and other characters that
+with two LFs, and one ``bytes.rfind`` finds its end. Nothing here decodes text: U+2028, U+0085 and other characters that
 ``str.splitlines`` takes for line ends are data.
 
 An event that arrives in pieces is collected in one ``bytearray`` and joined once, when it is complete. Feeding a megabyte byte by byte
@@ -26,13 +26,13 @@ _MAX_DIGITS = 18  # digits of a number of milliseconds; int() refuses some thous
 
 
 class SSEEvent(Struct, frozen=True):
-    """One dispatched event.
+    """One server-sent event.
 
     Args:
-        data: its ``data`` lines joined by LF, undecoded.
-        event: its type; "message" if it names none.
+        data: the event's ``data`` lines joined by LF, not decoded.
+        event: the event's type, or "message" if the server named none.
         id: the last event id in the stream so far.
-        retry: reconnection time in milliseconds that came with this event, if any.
+        retry: reconnection time in milliseconds that came with this event, or None.
     """
 
     data: bytes
@@ -42,9 +42,9 @@ class SSEEvent(Struct, frozen=True):
 
 
 class SSEParser:
-    """An incremental parser of one ``text/event-stream`` body.
+    """An incremental parser for one ``text/event-stream`` body.
 
-    A line ``error: {...}`` (llama-box, at times llama.cpp's server) is not in the standard. It is returned as an event of type "error"
+    A line ``error: {...}``, as llama-box and at times llama.cpp's server send, isn't standard. It is returned as an event of type "error"
     with the data ``{"error":{...}}``, so that no failure is mistaken for the end of the answer.
 
     Args:
@@ -54,7 +54,7 @@ class SSEParser:
     def __init__(self, *, limit_bytes: int = 16 << 20) -> None:
         self.limit_bytes = limit_bytes
         self.events = 0
-        """Number of events dispatched so far."""
+        """Number of events returned so far."""
         self.comments = 0
         """Number of comment lines so far. They show that the server is alive, and aren't content."""
         self.last_event_id = ""
@@ -62,15 +62,15 @@ class SSEParser:
         self._after_cr = False  # an LF that comes next belongs to the CR before it
         self._has_begun = False  # True after the position where a byte order mark may be
         self.is_between = False
-        """True if nothing is held, so that the next byte is the first of an event."""
+        """True if no bytes are held, so that the next byte begins an event."""
         self._failure: EndpointProtocolError | None = None
 
     def feed(self, data: bytes) -> list[SSEEvent]:
         """Parse more bytes and return the events that they complete.
 
         Raises:
-            EndpointProtocolError: an event is too large, or the body is not an event stream. If events came before it in the same
-                bytes, they are returned, and the next call raises the error.
+            EndpointProtocolError: an event is too large, or the body is not an event stream. If ``data`` also completed
+                events before the error, they are returned, and the next call raises the error.
         """
         events: list[SSEEvent] = []
         if self.is_between:
@@ -86,7 +86,7 @@ class SSEParser:
         return events
 
     def feed_data(self, data: bytes) -> list[bytes]:
-        """Parse more bytes and return only the data of each event. It is several times as fast as ``feed`` and may be mixed with it."""
+        """Parse more bytes and return only the data of each event. This is several times as fast as ``feed``, and you can mix the two."""
         payloads: list[bytes] = []
         if self.is_between:
             payloads, used = scan_events(data, self.limit_bytes)
@@ -108,12 +108,12 @@ class SSEParser:
         """Handle the end of the body, and return the last event if it came without its blank line.
 
         Raises:
-            EndpointProtocolError: see ``feed``.
+            EndpointProtocolError: as in ``feed``.
         """
         return self.feed(b"\n\n")
 
     def _take(self, data: bytes) -> bytes:
-        """Add bytes and return the bytes of all complete events, with line ends folded to LF, or b"" if there are none."""
+        """Add bytes, and return the bytes of all complete events with line ends folded to LF, or b"" if no event is complete."""
         if self._failure is not None:
             return b""
         pending = self._pending
@@ -145,7 +145,7 @@ class SSEParser:
         return data.removeprefix(_BOM)
 
     def _fold(self, data: bytes) -> bytes:
-        """Turn every line end into LF. A CR at the very end counts at once; its LF is dropped when it comes."""
+        """Turn every line end into LF. A CR at the very end becomes an LF at once, and an LF that follows in the next bytes is dropped."""
         if not data:
             return data
         if self._after_cr and data[0] == _LF:
@@ -154,7 +154,7 @@ class SSEParser:
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
     def _hold(self, data: bytes) -> None:
-        """Keep an incomplete event. Comments before its first field are dropped at once, so that keep-alives never pile up."""
+        """Store an incomplete event. Comments before its first field are dropped at once, so that keep-alives never pile up."""
         pending = self._pending
         pending += data
         if pending and (pending[0] == _COLON or b"\n" in data):

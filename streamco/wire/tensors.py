@@ -1,17 +1,17 @@
 """Hidden states as bytes: rows of floats in one of three formats (HAT, section 3.1).
 
-Bytes of an array, numbers little-endian, rows one after the other without a gap::
+The bytes of an array are its rows, one after the other without gaps, with little-endian numbers::
 
     format   bytes in a row of ``width`` numbers            what is lost
     f32      4 x width                                      nothing
     f16      2 x width                                      hardly ever the next token; with quantised weights it can change
-    i8       for each block of 32 numbers 2 + 32            about 1 token in 100 changes, in each direction
+    i8       2 + 32 for each block of 32 numbers            about 1 token in 100 changes, in each direction
 
-A block of ``i8`` has a 16-bit float, the scale, and 32 signed bytes; a number is its byte times the scale. The last block of a row may hold
-fewer numbers. ``i8`` is for callers that accept a different text.
+A block of ``i8`` has a 16-bit float, the scale, and 32 signed bytes. Each number is its byte times the scale. The last block of a row may
+hold fewer numbers. Use ``i8`` only if a different text is acceptable.
 
-States are finite. NaN and infinity are refused on both sides, because one of them spoils all later states of a session. A state too
-large for a 16-bit float is sent as ``f32``: the sender chooses the format of each array, and sends it with the bytes.
+States are finite. NaN and infinity are refused on both sides, because a single one spoils all later states of a session. A state too
+large for a 16-bit float is sent as ``f32``. The sender chooses the format of each array, and sends it with the bytes.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class StateFormatError(ValueError):
 
 
 def state_bytes(rows: int, width: int, form: StateFormat) -> int:
-    """Return the size of an array, which a receiver checks before it allocates memory.
+    """Return an array's size in bytes, which a receiver checks before it allocates memory.
 
     Raises:
-        StateFormatError: a negative number of rows, or no numbers in a row.
+        StateFormatError: the number of rows is negative, or a row has no numbers.
     """
     if rows < 0 or width < 1:
         raise StateFormatError(f"states: expected rows of at least 1 number, got {rows} rows of {width}")
@@ -51,11 +51,11 @@ def state_bytes(rows: int, width: int, form: StateFormat) -> int:
 
 
 def encode_states(states: NDArray[np.float32], form: StateFormat) -> tuple[StateFormat, bytes]:
-    """Return the format that was used and the bytes.
+    """Encode states, and return the format used and the bytes.
 
     Args:
-        states: shape (rows, width), finite.
-        form: the wanted format; ``f32`` is used instead if a number is too large for it.
+        states: finite numbers, shape (rows, width).
+        form: the wanted format. ``f32`` is used instead if a number is too large for it.
 
     Raises:
         StateFormatError: the shape is wrong, or a number is NaN or infinite.
@@ -76,7 +76,7 @@ def encode_states(states: NDArray[np.float32], form: StateFormat) -> tuple[State
 
 
 def decode_states(data: bytes | memoryview, rows: int, width: int, form: StateFormat) -> NDArray[np.float32]:
-    """Return states of shape (rows, width). In format ``f32`` they share the memory of ``data``.
+    """Decode states of shape (rows, width). In format ``f32`` they share the memory of ``data``.
 
     Raises:
         StateFormatError: the size isn't ``state_bytes``, or a number is NaN or infinite.

@@ -1,8 +1,8 @@
-r"""Characters that a server has cut in two: one half at the end of a piece of text, the other at the beginning of the next piece.
+r"""Joins characters that a server has cut in two, with one half at the end of a piece of text and the other at the start of the next.
 
 Gateways written in JavaScript cut texts by UTF-16 units. Their JSON then has ``\ud83d`` at the end of one piece and ``\ude00`` at the
-beginning of the next. Only both together are a character. A decoded event keeps halves only in pieces of text, where the other half may
-follow (``whole_values``), and the parser that knows which text a piece belongs to joins them (``TextHalves``).
+beginning of the next. Only together are they a character. A decoded event keeps halves only in pieces of text, where the other half may
+follow (``whole_values``). The parser knows which text a piece belongs to, and joins the halves (``TextHalves``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 __all__ = ["HALF", "TextHalves", "join_pairs", "whole_values"]
 
 HALF = "\ufffd"
-"""The replacement for a half whose other half never came."""
+"""The replacement character, used for a half whose other half never came."""
 
 _DELTA = (
     *("content", "content.text", "content.thinking", "content.thinking.text"),
@@ -24,11 +24,11 @@ _PIECES = frozenset(
     ["delta", "delta.text", "delta.thinking", "delta.partial_json", "choices.text"]
     + [f"choices.{holder}.{name}" for holder in ("delta", "message") for name in _DELTA]
 )
-"""Paths of the pieces of text in events of the three APIs, as names; list indexes are left out."""
+"""Paths of the fields that hold pieces of text in events of the three APIs. List indexes are left out."""
 
 
 class TextHalves:
-    """Joins the pieces of one answer's texts; its parser owns it."""
+    """Joins halves of characters across the pieces of one answer's texts. Each parser owns one."""
 
     __slots__ = ("_held",)
 
@@ -37,14 +37,14 @@ class TextHalves:
 
     @property
     def is_open(self) -> bool:
-        """True if a half waits for the other one."""
+        """True if a half is waiting for its other half."""
         return bool(self._held)
 
     def join(self, text: Hashable, piece: str) -> str:
-        """Return a piece with whole characters. A half at its end is held for the next piece of the same text.
+        """Return a piece with whole characters. A half at the end is held back until the next piece of the same text.
 
         Args:
-            text: which text the piece belongs to.
+            text: key of the text that the piece belongs to.
             piece: the piece, which may hold halves.
         """
         if not piece or (piece.isascii() and text not in self._held):
@@ -56,37 +56,37 @@ class TextHalves:
         return _whole(piece)
 
     def holds(self, text: Hashable) -> bool:
-        """Return True if a half of this text is held, which is output without a character."""
+        """Return True if a half of this text is held. It counts as output although it is no character yet."""
         return text in self._held
 
     def give_up(self, text: Hashable) -> str:
-        """Return ``HALF`` and stop holding if a half of this text is held, otherwise ""."""
+        """Drop the held half of this text. Returns ``HALF`` in its place, or "" if none was held."""
         return HALF if self._held.pop(text, None) else ""
 
     def give_up_all(self) -> list[Any]:
-        """Return the texts with a held half. They end with ``HALF``, and afterwards nothing is held."""
+        """Drop all held halves, and return the keys of their texts. The caller ends each of these texts with ``HALF``."""
         texts = list(self._held)
         self._held.clear()
         return texts
 
 
 def join_pairs(text: str) -> str:
-    """Return a text in which pairs of halves are joined. Other halves stay."""
+    """Join the pairs of halves in a text. Single halves stay as they are."""
     return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
 def whole_values(value: Any, *, has_pieces: bool = False) -> Any:
-    """Return a decoded value in which pairs of halves are joined, and every other half, which can't be encoded, is ``HALF``.
+    """Return a decoded value with pairs of halves joined, and with ``HALF`` for every single half, because those can't be encoded.
 
     Args:
-        value: the value.
-        has_pieces: it is an event of a stream, whose pieces of text stay as they are.
+        value: the value, as decoded from JSON.
+        has_pieces: True if the value is an event of a stream, whose pieces of text stay as they are.
     """
     return _whole_values(value, "" if has_pieces else None)
 
 
 def _whole_values(value: Any, way: str | None) -> Any:
-    """Return the value. ``way`` has the names on the way to it, or is None if it isn't in an event's piece."""
+    """Return the value with its halves joined or replaced. ``way`` is its path in an event, or None outside events."""
     match value:
         case str():
             return value if way in _PIECES else _whole(value)

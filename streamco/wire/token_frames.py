@@ -1,6 +1,6 @@
-"""Frames of packed token ids, which go between engines with the same vocabulary, so that no text has to be tokenised again.
+"""Frames of packed token ids. Engines with the same vocabulary exchange them, so that no text has to be tokenised again.
 
-Format, version 1; all numbers little-endian::
+Version 1 of the format, with all numbers little-endian::
 
     offset  bytes  field
     0       2      magic, 0x54 0x4B ("TK")
@@ -11,10 +11,10 @@ Format, version 1; all numbers little-endian::
     16      4      checksum: CRC-32 (as zlib's) of bytes 0 to 15 and of the ids
     20      n      ids: count x width bits, least significant bit first, zero bits up to a whole byte; n = ceil(count * width / 8)
 
-Nothing follows the ids. The width is ceil(log2(size)) of the vocabulary, 17 for cl100k (DiSCo section 4.3: 54.40 % fewer bytes than the
-text). ``streamco._native.tokenpack_py`` specifies the bit order.
+Nothing follows the ids. The width is ceil(log2(size)) for the vocabulary's size, which is 17 for cl100k (DiSCo section 4.3: 54.40 % fewer
+bytes than the text). ``streamco._native.tokenpack_py`` specifies the bit order.
 
-A run of up to 1024 ids has a short form, because 20 bytes are more than the ids of most hand-overs::
+A run of up to 1024 ids has a short form, because a header of 20 bytes is larger than the ids of most hand-overs::
 
     offset  bytes  field
     0       1      128 + width: bits of one id, 8 to 32
@@ -23,7 +23,7 @@ A run of up to 1024 ids has a short form, because 20 bytes are more than the ids
 
 The width is the smallest that holds the run's largest id, so a run of common tokens is shorter still. The transport (HTTP, MessagePack)
 says where the frame ends, and an id has 8 bits or more, so the count is floor(8 * n / width). The check covers the vocabulary: ids of
-another one are refused like damaged ones, except for one frame in 16 million.
+another vocabulary are refused like damaged ids, except for one frame in 16 million.
 
 Where both ends know the vocabulary, and damage is impossible or noticed on a lower layer (the body of an HTTP response), ``pack_bare``
 packs ids without any header, in the vocabulary's width but at least 8 bits.
@@ -33,7 +33,7 @@ its length in decimal and a colon. Names and sizes alone don't prove that two mo
 
 A reader checks in this order, and each check has its own error: magic and version, a whole header, width, count against the reader's limit,
 missing bytes, trailing bytes, checksum, vocabulary, the bits after the last id, each id against the vocabulary's size. The first byte
-tells which form a frame has.
+shows which form a frame has.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class TokenTruncatedError(TokenFrameError):
 
 
 class TokenTrailingError(TokenFrameError):
-    """Whole bytes follow the last id, or set bits in its last byte."""
+    """Extra bytes follow the last id, or the unused bits of its last byte aren't zero."""
 
 
 class TokenWidthError(TokenFrameError):
@@ -101,7 +101,7 @@ class TokenChecksumError(TokenFrameError):
 
 
 class TokenVocabularyError(TokenFrameError):
-    """The ids belong to another vocabulary."""
+    """The ids belong to a different vocabulary."""
 
 
 class TokenIdError(TokenFrameError, ValueError):
@@ -120,7 +120,7 @@ def bits_for(vocabulary_size: int) -> int:
 
 
 def vocabulary_fingerprint(pieces: Iterable[bytes]) -> str:
-    """Return ``SIZE:HASH`` of a vocabulary's pieces in the order of their ids. Two are equal exactly if the pieces are."""
+    """Return a vocabulary's fingerprint, ``SIZE:HASH``, from its pieces in the order of their ids. Equal pieces give equal fingerprints."""
     digest = sha256()
     size = 0
     for piece in pieces:
@@ -135,7 +135,7 @@ class TokenCodec:
     Args:
         vocabulary: fingerprint of the vocabulary.
         vocabulary_size: number of ids in the vocabulary, 1 to 2**32.
-        max_tokens: maximum number of ids in one frame, both ways. A frame that announces more is refused before anything is unpacked.
+        max_tokens: maximum number of ids in one frame, written or read. A frame that announces more is refused before it is unpacked.
 
     Raises:
         ValueError: ``vocabulary_size`` is out of range.
@@ -190,17 +190,17 @@ class TokenCodec:
         """Return the ids that ``pack_bare`` packed.
 
         Raises:
-            TokenFrameError: the bytes aren't whole ids, are too many, or an id is outside the vocabulary.
+            TokenFrameError: the bytes aren't whole ids, there are too many ids, or an id is outside the vocabulary.
         """
         if len(data) == self._bare_bytes and (token := int.from_bytes(data, "little")) < self.vocabulary_size:
-            return [token]  # this many bytes are one id; streams have hardly anything else
+            return [token]  # this many bytes hold exactly one id, as in nearly all streams
         return self._unpack_all(data, self._bare_bits)
 
     def decode(self, frame: bytes | bytearray | memoryview) -> list[int]:
         """Decode the ids of one whole frame, in either form.
 
         Raises:
-            TokenFrameError: the frame is refused; the subclass says why.
+            TokenFrameError: the frame is refused. The subclass says why.
         """
         data = bytes(frame)
         if data and data[0] & 0xC0 == _SHORT_MARK:
@@ -248,7 +248,7 @@ class TokenCodec:
         return packed
 
     def _unpack_all(self, packed: bytes, bits: int) -> list[int]:
-        """Return the ids in bytes whose length tells how many there are."""
+        """Unpack ids whose number follows from the number of bytes."""
         count = len(packed) * 8 // bits
         self._check_count(count)
         if len(packed) != packed_size(count, bits):
@@ -265,7 +265,7 @@ class TokenCodec:
         return ids
 
     def _read_header(self, data: bytes) -> tuple[int, int, bytes]:
-        """Return width, count and vocabulary mark of a frame, checked as far as the header allows."""
+        """Return a frame's width, count and vocabulary mark, after all checks that need only the header."""
         if data[:2] != _MAGIC[: len(data)]:
             raise TokenVersionError(f"token frame: must begin with {_MAGIC!r}, got {data[:2]!r}")
         if len(data) > 2 and data[2] != _VERSION:

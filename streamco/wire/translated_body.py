@@ -1,4 +1,4 @@
-"""The common parts of translating chat requests into request bodies of other APIs."""
+"""Helpers shared by all translations of chat requests into the request bodies of other APIs."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _DROPPED = ("stream", "stream_options")  # these APIs always end a stream with u
 
 
 def sampling_fields(sampling: SamplingOptions) -> dict[str, Any]:
-    """Return the sampling options that every API calls the same; those that are None are left out."""
+    """Return the sampling options that have the same name in every API. Options that are None are left out."""
     return {name: value for name in _SAMPLING if (value := getattr(sampling, name)) is not None}
 
 
 def logit_bias_field(sampling: SamplingOptions) -> dict[str, Any]:
-    """Return the field ``logit_bias``, or {} if there is none."""
+    """Return a dict with the field ``logit_bias``, or {} if no biases are set."""
     return {"logit_bias": {str(token): bias for token, bias in sampling.logit_bias}} if sampling.logit_bias else {}
 
 
 def further_fields(extra: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return, in a new dict, the additional fields of a chat request that have a value and a meaning in other APIs."""
+    """Return a new dict of a chat request's additional fields, without those that are None or mean nothing in other APIs."""
     return {name: value for name, value in (extra or {}).items() if value is not None and name not in _DROPPED}
 
 
 def joined_text(content: Any) -> str:
-    """Return the text of a message's content, which may be parts.
+    """Return the text of a message's content, which may be a list of parts.
 
     Raises:
         ValueError: a part isn't text.

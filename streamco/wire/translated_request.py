@@ -1,4 +1,4 @@
-"""The common parts of translating requests of other APIs into chat requests."""
+"""Helpers shared by all translations of other APIs' requests into chat requests."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _IMAGES = "images"  # key of a tool message's image parts, until they are placed
 
 
 class TranslatedRequest(Struct, frozen=True, kw_only=True):
-    """A request of another API as a chat request.
+    """A request of another API, translated to a chat request.
 
     Args:
-        chat: fields of a body for ``/v1/chat/completions``, which belong to this request alone.
-        encoder: makes the encoder of its answer.
-        names: the API's names for chat fields, for errors that name a field.
-        is_streamed: the answer is sent as events.
-        ends_open: the last message is the beginning of the answer, to be continued.
+        chat: fields of a body for ``/v1/chat/completions``. Nothing else uses this dict.
+        encoder: makes an encoder for the answer.
+        names: the API's names for chat fields, used in errors.
+        is_streamed: True if the answer is sent as events.
+        ends_open: True if the last message is the beginning of the answer, which the model continues.
     """
 
     chat: dict[str, Any]
@@ -47,9 +47,9 @@ def stream_fields(is_streamed: bool) -> dict[str, Any]:
 
 
 def keep_open_reasoning(messages: Sequence[dict[str, Any]]) -> None:
-    """Remove the reasoning from messages, except from the last turn's tool calls.
+    """Remove the reasoning from messages, except from messages with tool calls in the last turn.
 
-    Reasoning models that call tools want their reasoning back until the turn is over. Other servers refuse the field.
+    Reasoning models that call tools need their reasoning back until the turn is over. Other servers refuse the field.
     """
     last = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=-1)
     for index, message in enumerate(messages):
@@ -58,11 +58,11 @@ def keep_open_reasoning(messages: Sequence[dict[str, Any]]) -> None:
 
 
 def tool_message(call_id: str, result: str | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a tool's message.
+    """Return a chat message with a tool's result.
 
     Args:
-        call_id: id of its call.
-        result: a text, or chat parts of text and images; ``place_images`` must be called if there are images.
+        call_id: id of the tool call.
+        result: a text, or chat parts of text and images. If there are images, ``place_images`` must be called afterwards.
     """
     message: dict[str, Any] = {"role": "tool", "tool_call_id": call_id}
     if isinstance(result, str):
@@ -73,9 +73,10 @@ def tool_message(call_id: str, result: str | Sequence[Mapping[str, Any]]) -> dic
 
 
 def place_images(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with the images of tool results moved into a user's message, because a tool's message may only have text.
+    """Move the images of tool results into a user message, because a tool message may only hold text. Returns the new messages.
 
-    It comes after all results of a turn, because servers want these right after their calls. If a user's message follows, that one is used.
+    The user message comes after all results of a turn, because servers expect results right after their calls. If a user message follows
+    anyway, the images are put into it.
     """
     placed: list[dict[str, Any]] = []
     waiting: list[Any] = []
@@ -95,20 +96,20 @@ def place_images(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def function_tool(name: str, description: str | None, parameters: Any, strict: bool | None) -> dict[str, Any]:
-    """Return a tool in the form of a chat request."""
+    """Return the definition of a function tool as chat requests have it."""
     function = {"name": name, "description": description, "parameters": parameters, "strict": strict}
     return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
 
 def refuse_chat_names(fields: Fields, names: Mapping[str, str]) -> None:
-    """Refuse fields that chat requests have under another name, because they would be overwritten.
+    """Refuse unread fields with a chat request's name, because the translation would overwrite them.
 
     Args:
         fields: the request's fields that were not read.
-        names: the API's name for each chat name; "" if it has no such field.
+        names: the API's name for each chat name, or "" if the API has no such field.
 
     Raises:
-        FieldError: there is such a field.
+        FieldError: the request has a field with a chat name.
     """
     for name in fields.rest().keys() & names.keys():
         if not names[name]:

@@ -21,7 +21,7 @@ __all__ = ["ShownAnswer", "AnswerSettings", "read_answer"]
 
 
 class AnswerSettings(Struct, kw_only=True):
-    """Settings that every prompt is sent with. None for the endpoint's default."""
+    """Settings that every prompt is sent with. None means the endpoint's default."""
 
     pace: Pace = None  # tokens per second
     max_tokens: int | None = None
@@ -33,7 +33,7 @@ class ShownAnswer(Struct, kw_only=True):
     """An answer as the reader got it, and how it ended.
 
     Args:
-        text: the whole answer, or as much of it as came.
+        text: the whole answer, or the part that arrived.
         is_stopped: True if Ctrl-C ended it.
         error: the endpoint's failure that ended it, if any.
     """

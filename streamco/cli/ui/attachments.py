@@ -44,7 +44,7 @@ class Attachment(Struct, frozen=True):
 
     Args:
         name: the file's name, without its folders, which are private.
-        size: bytes.
+        size: its size in bytes.
         text: its text, unless it is an image.
         image: the image as a ``data:`` URL, or "" for a text file.
     """
@@ -63,7 +63,7 @@ class Prompt(Struct, frozen=True):
         text: the text to send, including the text files.
         images: ``data:`` URLs to send with it.
         files: all files, in order.
-        attached: the files among them that no line names.
+        attached: the files that no line of the prompt names.
     """
 
     typed: str
@@ -74,7 +74,7 @@ class Prompt(Struct, frozen=True):
 
 
 def without_marks(text: str) -> str:
-    """Return the text without marks of typed ``@``, so that no line of it names a file."""
+    """Return the text without marks of typed ``@``, so that none of its lines names a file."""
     return text.replace(TYPED_AT, "")
 
 
@@ -84,7 +84,7 @@ def shown(text: str) -> str:
 
 
 def names_untyped_file(text: str) -> bool:
-    """Return True if a line would name a file if its ``@`` had been typed; its user may wonder why the file isn't sent."""
+    """Return True if a line would name a file if its ``@`` had been typed. The user may wonder why that file isn't sent."""
     words = (row[1:].partition(" ")[0] for row in text.split("\n") if row.startswith("@"))
     with suppress(OSError, ValueError, RuntimeError):
         return any(word and Path(word).expanduser().is_file() for word in words)

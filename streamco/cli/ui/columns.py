@@ -27,7 +27,7 @@ NARROWEST = 72  # cells; in fewer, two columns would be hard to read
 
 
 class Column(Struct):
-    """One of the two answers, as far as it has come.
+    """One of the two answers, with the text that has come so far.
 
     Args:
         title: who answers.
@@ -35,7 +35,7 @@ class Column(Struct):
         parts: the pieces of text in order, each with who wrote it (``device`` or ``server``).
         failure: what ended the answer early, or "" if nothing did.
         ended: seconds until the answer ended, or None if it hasn't.
-        is_timed: the first word's time is shown.
+        is_timed: True if the first word's time is shown.
     """
 
     title: str
@@ -46,7 +46,7 @@ class Column(Struct):
     is_timed: bool = True
 
     def feed(self, kind: str, text: str, since: float) -> None:
-        """Add a text.
+        """Add a piece of text.
 
         Args:
             kind: ``device`` or ``server``.
@@ -72,7 +72,7 @@ async def show_columns(
     Args:
         view: where they are shown; without a terminal, they are shown one after the other after the block.
         columns: the left and the right answer.
-        clock: seconds, monotonic.
+        clock: returns a monotonic time in seconds.
     """
     screen = None if isinstance(view, PlainView) else cast("TerminalView", view)
     began = clock()

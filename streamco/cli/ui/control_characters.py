@@ -1,4 +1,4 @@
-"""Text that can't control a terminal.
+"""Removes the characters with which text could control a terminal.
 
 Text from a server, in answers, errors and names, is shown on the reader's terminal. Escape sequences could set its title, clear it,
 write to the clipboard (OSC 52) or hide text; overrides of the writing direction could show text in a different order. Without their control

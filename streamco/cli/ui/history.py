@@ -32,7 +32,7 @@ class Turn(Struct, frozen=True, omit_defaults=True):
 
 
 class ChatModels(Struct, frozen=True, omit_defaults=True):
-    """The models of a conversation, as options name them. None if a value isn't given or there is no such side.
+    """The models of a conversation, as options name them. A field is None if it isn't given or there is no such side.
 
     Args:
         device: path, name or URL of the device's model, or ``packaged``.
@@ -49,7 +49,7 @@ class ChatModels(Struct, frozen=True, omit_defaults=True):
     api_key_env: str | None = None
 
     def __str__(self) -> str:
-        """Return them as text, such as ``tiny.gguf and gpt-4o-mini``."""
+        """Return the models as text, such as ``tiny.gguf and gpt-4o-mini``."""
         return " and ".join(name for name in (self.device_name, self.server_name) if name) or "no model"
 
     @property
@@ -79,7 +79,7 @@ class Conversation:
         self.models: ChatModels | None = None  # not known, or a split model
 
     def ask(self, prompt: str, images: Sequence[str] = ()) -> None:
-        """Add a prompt of the user."""
+        """Add the user's prompt."""
         self.turns.append(Turn("user", prompt, images=tuple(images)))
 
     @property
@@ -98,7 +98,7 @@ class Conversation:
             pass
 
     def answer(self, text: str, *, is_stopped: bool = False) -> None:
-        """Add the model's answer, or withdraw the question if it is empty."""
+        """Add the model's answer, or withdraw the question if the answer is empty."""
         if text.strip():
             self.turns.append(Turn("assistant", text, is_stopped))
         else:

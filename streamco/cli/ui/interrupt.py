@@ -1,4 +1,4 @@
-"""Ctrl-C and the keyboard while an answer is being written."""
+"""Handles Ctrl-C and the keyboard while an answer is being written."""
 
 from __future__ import annotations
 

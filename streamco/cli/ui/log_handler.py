@@ -14,7 +14,7 @@ class ViewLogHandler(logging.Handler):
     """A handler that passes each formatted record to a view. Any thread may log.
 
     Args:
-        show: shows a text of one or more lines.
+        show: shows text of one or more lines.
     """
 
     def __init__(self, show: Callable[[str], None]) -> None:

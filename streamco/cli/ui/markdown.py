@@ -37,7 +37,7 @@ def parse(text: str) -> list[Token]:
 
 
 def blocks(text: str) -> list[str]:
-    """Return the source of each top-level block of a text. Joined, they are the text."""
+    """Return the source of each top-level block of a text. Joined, they give the text again."""
     starts = _block_starts(text)
     bounds = [0, *starts[1:], len(text)] if text else []
     return [text[begin:end] for begin, end in pairwise(bounds)]

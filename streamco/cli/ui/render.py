@@ -69,7 +69,7 @@ class AnswerRenderer:
         """Add a piece of text.
 
         Args:
-            text: any length, cut anywhere; control characters are dropped.
+            text: text of any length, cut anywhere; control characters are dropped.
             maker: ``device``, ``server`` or ``local``.
             mode: ``content`` (Markdown) or ``reasoning`` (shown as it is, dimmed).
 
@@ -98,7 +98,7 @@ class AnswerRenderer:
         self._source += text
 
     def frame(self, max_open: int) -> Frame:
-        """Return the rows to show. Open ones are at most ``max_open`` high; rows of closed blocks, and rows that don't fit, are done."""
+        """Return the rows to show. Open rows are at most ``max_open`` high; rows of closed blocks, and rows that don't fit, are done."""
         done: list[Row] = []
         shown = self._source
         if self._mode == "content":
@@ -110,7 +110,7 @@ class AnswerRenderer:
         return Frame(done, rows[overflow:])
 
     def _first_that_fits(self, rows: list[Row], room: int) -> int:
-        """Return the index of the first row such that all rows from it on fit into ``room`` rows of the terminal."""
+        """Return the index of the first row that fits, with all rows after it, into ``room`` rows of the terminal."""
         for index in range(len(rows) - 1, -1, -1):
             room -= rows[index].height(self._console.width)
             if room < 0:
@@ -208,7 +208,7 @@ def make_console(theme: Theme, *, color: bool = True) -> Console:
 
 
 def rows_of(console: Console, renderable: RenderableType) -> list[Row]:
-    """Return rich's rendering as rows that leave one cell of the terminal free, as a full row would wrap, except for lines of code."""
+    """Return rich's rendering as rows with one free cell, because the terminal would wrap a full row. Lines of code may be longer."""
     with console.capture() as capture:
         console.print(_RowByRow(renderable), width=_text_width(console), highlight=False, soft_wrap=False, crop=False)
     rows = [_row(line) for line in capture.get().split("\n")]

@@ -1,6 +1,6 @@
 """The conversation loop: each line is a prompt or a command. If one fails, its error is shown, and the program continues.
 
-``Dialogue`` has an attribute for each thing that a command may change.
+``Dialogue`` has an attribute for each value that a command may change.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Sides(Protocol):
 
 
 class Dialogue:
-    """Prompts and commands in, answers out.
+    """Takes prompts and commands, and shows the answers.
 
     Args:
         client: a started client.
@@ -87,7 +87,7 @@ class Dialogue:
         budget: the client's budget, 0 to 1.
         policy: name of the client's dispatch policy.
         mode: the client's mode.
-        store: keeps the conversation between runs, or None to not keep it.
+        store: keeps the conversation between runs, or None not to keep it.
         sides: the models, or None if they can't be changed and accept only text.
         files: files that are sent with the first prompt.
         has_editor: True if a prompt can be returned to the user to be edited.
@@ -202,7 +202,7 @@ class Dialogue:
         self._is_editing = False
 
     async def ask(self, prompt: Prompt) -> ShownAnswer:
-        """Answer a prompt, and add the answer to the conversation, as far as it came."""
+        """Answer a prompt, and add the answer, or the part that arrived, to the conversation."""
         self._conversation.ask(prompt.text, prompt.images)
         answer = await read_answer(self._client, self._conversation.messages(), self._settings, self._view)
         self._conversation.answer(answer.text, is_stopped=bool(answer.ending))
@@ -448,7 +448,7 @@ class Dialogue:
 
 
 def _is_device(name: str) -> bool:
-    """Return True if a model's name is a file, a name on the hub or a URL, as only devices have."""
+    """Return True if a model's name is a file, a name on the hub or a URL, which can only mean a device."""
     return name == PACKAGED or is_hub_name(name) or "://" in name or name.endswith(".gguf") or Path(name).expanduser().is_file()
 
 

@@ -139,7 +139,7 @@ def help_lines() -> list[tuple[str, str]]:
 
 
 USUAL_PACE = object()
-"""The pace if no option sets it: even on a terminal, otherwise as the text comes."""
+"""The pace if no option sets it: evenly on a terminal, and otherwise as the text comes."""
 
 
 _PACES: Mapping[str, Pace] = {

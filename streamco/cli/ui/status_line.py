@@ -20,7 +20,7 @@ def fitted(figures: Sequence[Figure], width: int | None = None) -> str:
 
     Args:
         figures: from left to right. Until the line fits, the figure with the highest rank is left out (of several, the last one).
-        width: cells that the line may have, or None for no limit. It is longer only if the figures of rank 0 are.
+        width: cells that the line may have, or None for no limit. The line is longer only if the figures of rank 0 are.
     """
     kept = list(figures)
     while True:
@@ -73,7 +73,7 @@ class Progress:
 
         Args:
             asked: endpoints that are working on the answer.
-            now: seconds.
+            now: current time in seconds.
             width: cells of the line, or None for no limit.
         """
         names = " and ".join(asked) or "an answer"
@@ -84,7 +84,7 @@ class Progress:
         """Return the status line.
 
         Args:
-            now: seconds.
+            now: current time in seconds.
             drafts: figures so far about drafts, or about trips to a split model's servers.
             cost: cost of the answer so far.
             width: cells of the line, or None for no limit. How to stop is left out first, then figures that the line under the answer will

@@ -49,7 +49,7 @@ KEYS = "/help: commands · Alt-Enter: new line · Ctrl-C stops an answer · Ctrl
 
 
 def is_interactive(args: argparse.Namespace) -> bool:
-    """Return True if both stdin and stdout are terminals."""
+    """Return True if no prompt is given, and both stdin and stdout are terminals."""
     return args.prompt is None and sys.stdin.isatty() and _is_live()
 
 
@@ -58,7 +58,7 @@ def _is_live() -> bool:
 
 
 def settings_of(args: argparse.Namespace) -> AnswerSettings:
-    """Return the settings that prompts are sent with. A person at a terminal gets the text evenly, a program as it comes."""
+    """Return the settings that prompts are sent with. A person at a terminal gets the text evenly, and a program gets it as it comes."""
     usual: Pace = "smooth" if _is_live() and not args.json else None
     pace = usual if args.pace is USUAL_PACE else args.pace
     return AnswerSettings(pace=pace, max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
@@ -108,7 +108,7 @@ class OpenConversation(Struct):
 
     Args:
         conversation: the turns, and the models that they are with.
-        store: keeps them.
+        store: keeps the conversation.
         note: a line about its models for the user, or "".
     """
 
@@ -142,7 +142,7 @@ def open_conversation(args: argparse.Namespace) -> OpenConversation:
 
 
 def join_prompt(piped: str, prompt: str | None) -> str:
-    """Join the text on stdin and ``--prompt`` to one prompt, in this order with a blank line between them.
+    """Join the text on stdin and ``--prompt`` into one prompt, in this order with a blank line between them.
 
     Raises:
         ConfigError: both are empty.
@@ -208,7 +208,7 @@ async def converse(
         args: the options of the command.
         view: shows them.
         kept: the conversation to continue, or None for a new one that isn't kept.
-        saves_prompts: keep typed prompts in a file, for the Up key.
+        saves_prompts: True to keep typed prompts in a file, for the Up key.
         sides: the models, which commands may change, or None if they can't be changed.
         files: files that are sent with the first prompt.
     """

@@ -48,7 +48,7 @@ class TerminalView:
         console: what to draw on.
         theme: styles by kind of endpoint.
         kinds: ``device`` or ``server`` by endpoint name.
-        clock: seconds, monotonic.
+        clock: returns a monotonic time in seconds.
     """
 
     def __init__(self, console: Console, theme: Theme, kinds: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
@@ -71,7 +71,7 @@ class TerminalView:
 
     @asynccontextmanager
     async def answering(self, report: Callable[[], Report | None]) -> AsyncIterator[None]:
-        """Draw inside the block. The cursor and the keyboard's echo are hidden meanwhile."""
+        """Draw inside the block, with the cursor and the keyboard's echo hidden."""
         self._reset()
         self._report = report
         drawing = asyncio.create_task(self._keep_drawing())
@@ -201,7 +201,7 @@ class TerminalView:
         self.console.print(Text.assemble(("error: ", self.theme.error), printable(text)))
 
     def log(self, text: str) -> None:
-        """Show a log record: under a running answer, and in full after it, or at once if none is running."""
+        """Show a log record under a running answer and in full after it, or at once if no answer is running."""
         self._notices.append(printable(text))
         if not self._is_live:
             self._print_notices()

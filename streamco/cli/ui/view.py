@@ -60,7 +60,7 @@ class View(Protocol):
 
 
 class PlainView:
-    """A view without escape sequences, not even a server's on a terminal. Answers go to ``out``, and everything else to ``err``."""
+    """A view that writes no escape sequences to a terminal, not even a server's. Answers go to ``out``, and everything else to ``err``."""
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None, *, is_silent: bool = False) -> None:
         self._out = out or sys.stdout
@@ -96,7 +96,7 @@ class PlainView:
             self._out.flush()
 
     def end(self, report: Report | None, *, ending: str = "") -> None:
-        """End the line, and print the summary on ``err``, on a terminal only the figures that fit on a line, and the first note."""
+        """End the line, and print the summary on ``err``. On a terminal, print only the figures that fit on a line, and the first note."""
         self._end_line()
         if report is None:
             return

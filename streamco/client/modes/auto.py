@@ -34,18 +34,18 @@ class Auto:
     chosen, and ``report.plan`` has the predictions for each. The three weights share one unit of your choice.
 
     Args:
-        modes: the modes, one of each kind. A ``Race`` among them makes the answers that no other mode makes; without one, a race with
-            default settings does. Without any modes: ``Race()``, and if there are no weights, ``Speculate()`` too. A ``Split`` takes part
-            only if there are weights.
-        time: cost of a second that a reader waits, for the first word or for text that comes slower than they read.
-        money: cost of a US dollar of a server's bill and of the device's energy (``Race.exchange_rate``). If the client has no
+        modes: the modes to choose from, at most one of each kind. A ``Race`` among them makes the answers that no other mode makes; without
+            one, a race with default settings does. If you give no modes, Auto uses ``Race()`` and, without weights, ``Speculate()`` too. A
+            ``Split`` is only allowed with weights.
+        time: cost of each second that a reader waits, for the first word or because text arrives more slowly than they read.
+        money: cost of each US dollar of a server's bill and of the device's energy (``Race.exchange_rate``). If the client has no
             ``budget``, this alone decides how much the server does.
-        quality: value of a good answer over a bad one. The quality of the device's answers comes from ratings, on a scale where the
-            server's answers count as 1, or from ``MigrationOptions.quality`` and a measured profile. While it isn't known it counts as 0.
-            A ``Race`` without ``quality`` gets "gate".
+        quality: how much more a good answer is worth than a bad one. The quality of the device's answers comes from ratings, where the
+            server's answers count as 1, or from ``MigrationOptions.quality`` and a measured profile. Until it is known, it counts as 0.
+            A ``Race`` without ``quality`` gets ``quality="gate"``.
 
     Raises:
-        ConfigError: two modes of one kind, something that isn't a single mode, or a weight that isn't a finite number of 0 or more.
+        ConfigError: two modes are of one kind, an argument isn't one of these modes, or a weight isn't a finite number of 0 or more.
     """
 
     name: ClassVar[str] = "auto"
@@ -101,11 +101,11 @@ class Auto:
 
 
 class WeighingPlanner(Fallback):
-    """Chooses the cheapest way to make each answer, by weights.
+    """Chooses the cheapest way to make each answer, according to the caller's weights.
 
     Args:
-        first: the modes besides the race.
-        last: the race, which makes the answers that can't be made in another way.
+        first: the planners of all modes except the race.
+        last: the race's planner, which makes the answers that can't be made in another way.
         weights: the caller's weights.
     """
 
@@ -115,12 +115,12 @@ class WeighingPlanner(Fallback):
 
     @property
     def problem(self) -> str:
-        """See ``Planner``: why nothing can be speculated."""
+        """Why nothing can be speculated; see ``Planner``."""
         problems = [each.problem for each in self.first if each.may_draft]
         return problems[0] if problems and all(problems) else ""
 
     async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> Prepared[Any] | Obstacle:
-        """Return the answer, ready to start, made in the best way that is available."""
+        """Prepare the answer in the best way that is available, and return it."""
         if self.kept_out is not None:  # excluding a side is a promise, which no weight overrides
             return await super().prepare(asked)
         prompt_tokens = (await asked.describe()).prompt_tokens
@@ -157,7 +157,7 @@ class WeighingPlanner(Fallback):
         )
 
     def _unknown(self, asked: AskedAnswer, choice: ChosenWay) -> str:
-        """Return which quantities are unknown but counted as 0, as an addition to the reason."""
+        """Return text to append to the reason, which says which quantities are unknown and counted as 0."""
         device, servers = asked.settings.endpoints.available()
         sides = [each for each in (device, *servers[:1]) if each is not None]
         ways = {way.name: way for way in choice.ways if not way.obstacle}
@@ -185,12 +185,12 @@ def _passed_over(found: Iterable[tuple[Planner, PlannedWay]]) -> tuple[Planner, 
 
 
 def _closed(planned: PlannedWay, obstacle: Obstacle) -> PlannedWay:
-    """Return a way marked as unavailable after all."""
+    """Return a way that turned out to be unavailable, marked as such."""
     return planned._replace(way=Way(name=planned.way.name, obstacle=obstacle.text), obstacle=obstacle)
 
 
 def _learning(race: Mode, weights: Weights) -> Mode:
-    """Return the race with the settings that the weights need: it learns from ratings if quality has a weight."""
+    """Return the race, with a quality gate if quality has a weight, because the gate learns from ratings."""
     if weights.quality and getattr(race, "quality", "") is None:
         return replace(race, quality="gate")  # type: ignore[type-var]
     return race

@@ -1,8 +1,8 @@
-"""What all modes share: the interface by which a client asks a mode for an answer, and helpers that several modes need.
+"""What all modes share: the interface through which a client asks a mode for an answer, and helpers that several modes need.
 
-A *mode* is what a user chooses, and consists only of settings: ``Race``, ``Speculate``, ``Split``, or ``Auto`` over several. Its *planner*
-belongs to one client. It keeps what was learned and spent, and prepares each answer, or says why it can't. The prepared answer starts the
-answer's driver, and records the answer when all its work has ended. The modes don't know each other.
+A *mode* is what a user chooses, and consists only of settings: ``Race``, ``Speculate``, ``Split``, or ``Auto`` with several modes. Its
+*planner* belongs to one client. It keeps track of what was learned and spent, and prepares each answer, or says why it can't. The prepared
+answer starts the answer's driver, and records the answer when all its work has ended. The modes don't know about each other.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ __all__ = [
 DriverT = TypeVar("DriverT", bound="AnswerDriver")
 
 CostOf = Callable[[Endpoint, int, int, int], RequestCost]
-"""Returns the cost of prompt, completion and cached prompt tokens at an endpoint (``DispatchRecord.cost``)."""
+"""A function that returns the cost of prompt, completion and cached prompt tokens at an endpoint (``DispatchRecord.cost``)."""
 
 
 class Obstacle(NamedTuple):
-    """Why an endpoint can't serve a request, or a mode doesn't make an answer; both texts are "" if there is no obstacle.
+    """The reason why an endpoint can't serve a request, or a mode doesn't make an answer; both texts are "" if there is no obstacle.
 
     Args:
-        text: for the caller.
-        logged: only the kind of reason, without the caller's words.
+        text: the reason as the caller sees it.
+        logged: the reason for the log, without any text from the caller.
         is_logged: True if it applies to all answers, and was logged when it was found.
         is_choice: True if the mode would have been slower, and the faster one was requested.
     """
@@ -81,12 +81,12 @@ class Obstacle(NamedTuple):
 
     @classmethod
     def of_settings(cls, text: str) -> Self:
-        """Return a reason that quotes nothing from a request."""
+        """Return an obstacle whose reason quotes nothing from a request and so may be logged."""
         return cls(text, text)
 
 
 class SettingsLike(Protocol):
-    """The part of a client's settings that modes need; ``streamco.client.settings.ClientSettings`` explains each."""
+    """The part of a client's settings that modes need; ``streamco.client.settings.ClientSettings`` describes each of them."""
 
     @property
     def endpoints(self) -> EndpointSet:
@@ -129,17 +129,17 @@ class SettingsLike(Protocol):
         ...
 
     def learn(self, ended: EndedAnswer) -> None:
-        """Have each mode of the client learn from an answer."""
+        """Let each mode of the client learn from an answer."""
         ...
 
 
 class AskedAnswer:
-    """The request for one answer, for the modes that may make it.
+    """One answer that was asked for: its request, and the data that the modes need to make it.
 
     Args:
         request: the complete, validated request.
         settings: the client's settings.
-        pace: how fast the reader gets text: a number of tokens per second; "smooth" to send it evenly, at the rate at which it arrives;
+        pace: how fast the reader gets text: a number of tokens per second, "smooth" to spread it evenly at the rate at which it arrives, or
             None to send it as soon as it arrives.
         shows_drafts: True if the reader can take text back.
         is_streamed: False if the reader gets the answer in one piece; then ``pace`` is None.
@@ -184,7 +184,7 @@ class AskedAnswer:
         return Reading(tokens, fixed_rate(self.pace) or planner.reader_rate, self.is_streamed)
 
     def complete(self, report: Report, notes: Sequence[str]) -> Report:
-        """Add what was known before the answer began, and the notes, to a driver's report."""
+        """Return a driver's report with the notes, and with what was known before the answer began."""
         shadow = None if self.shadow is None else self.shadow()
         return replace(report, request_id=self.log.request_id, notes=list(notes), plan=self.plan, shadow=shadow)
 
@@ -236,15 +236,15 @@ class Prepared(ABC, Generic[DriverT]):
 
     @abstractmethod
     def note(self, driver: DriverT) -> None:
-        """Add whatever wasn't served as asked to the answer's notes; nothing while the answer is in progress."""
+        """Add a note on everything that wasn't served as asked. Most of it is known only when the answer has ended."""
 
     def end(self, driver: DriverT, observed: ObservedAnswer, *, reason: str | None = None) -> None:
         """Add the costs of an answer that has ended to the client's totals, and tell the log and the observers.
 
         Args:
             driver: the answer's driver.
-            observed: follows the answer.
-            reason: the reason for the dispatch decision without the caller's words; None if the report's reason contains none of them.
+            observed: the observers' records of the answer.
+            reason: the reason for the dispatch decision, without any text from the caller; None if the report's reason has no such text.
         """
         asked = self.asked
         asked.settings.totals.record(driver.cost())
@@ -256,12 +256,12 @@ class Prepared(ABC, Generic[DriverT]):
 
 
 class Planner(ABC):
-    """One mode of one client, which may decline answers; clients from ``with_options`` share what it has learned.
+    """Plans one client's answers in one mode, and may decline to make one; clients from ``with_options`` share what it has learned.
 
     Attributes:
         name: the mode's name.
         declined: what a report says about an answer that the mode should have made but didn't.
-        role: what the log names as the cause.
+        role: the name under which it is recorded that this mode didn't make an answer, such as "verifier".
     """
 
     name: ClassVar[str]
@@ -280,7 +280,7 @@ class Planner(ABC):
 
     @property
     def problem(self) -> str:
-        """Why no answer can be made in this mode at present, whatever its request; "" if some can. Known after the start."""
+        """Why no answer can be made in this mode at present, whatever its request; "" if some can be. Known once the client has started."""
         return ""
 
     async def start(self) -> None:  # noqa: B027  most modes have nothing to find out
@@ -288,7 +288,7 @@ class Planner(ABC):
 
     @abstractmethod
     async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> Prepared[Any] | Obstacle:
-        """Return the answer, ready to start, or why this mode doesn't make it.
+        """Prepare an answer and return it, or return the reason why this mode doesn't make it.
 
         Args:
             asked: the request for the answer.
@@ -308,11 +308,11 @@ class Planner(ABC):
 
 
 class PlannedWay(NamedTuple):
-    """One way to make an answer, as a mode has predicted it.
+    """One way to make an answer, with a mode's predictions for it.
 
     Args:
-        way: its predictions.
-        prepare: returns the answer made in this way, ready to start, or why it can't be made after all.
+        way: the predictions.
+        prepare: prepares the answer in this way and returns it, or the reason why it can't be made in this way after all.
         obstacle: why a mode that was requested can't be used; None if it can, or if this isn't a mode that can be requested.
     """
 
@@ -327,17 +327,17 @@ class ClientPlanner(Planner):
     @property
     @abstractmethod
     def account(self) -> object:
-        """The account of what is spent and learned under a budget; two clients with the same account share their totals."""
+        """The account that tracks what is spent and learned under a budget; two clients with the same account share their totals."""
 
     @property
     @abstractmethod
     def kept_out(self) -> Kind | None:
-        """The side that must not be used at all, as a promise, or None."""
+        """The side that the client promises not to use at all, or None."""
 
     @property
     @abstractmethod
     def reader_rate(self) -> float:
-        """Tokens per second of the virtual reader that quality is measured with, if no pace is set."""
+        """Reading speed, in tokens per second, of the virtual reader that is used to measure quality if no pace is set."""
 
     @abstractmethod
     def costs(self) -> CostOf:
@@ -345,7 +345,7 @@ class ClientPlanner(Planner):
 
     @property
     def budget(self) -> float:
-        """Share of all prompt tokens that the side under the budget may read, 0..1."""
+        """Share of all prompt tokens that the constrained side may read, 0..1."""
         return 1.0
 
     def expected_tokens(self, limit: int | None) -> float:
@@ -403,7 +403,7 @@ class ModeContext(NamedTuple):
 
 
 class Mode(Protocol):
-    """How a client makes its answers, as chosen by the user: validated settings, and nothing else."""
+    """How a client makes its answers, as chosen by the user. It consists of validated settings and nothing else."""
 
     @property
     def name(self) -> str:
@@ -438,16 +438,16 @@ class Mode(Protocol):
 
 
 def values_of(mode: Struct, kind: type[Struct]) -> tuple[object, ...]:
-    """Return the mode's settings that this options class declares, for comparison: an account or estimates depend only on these."""
+    """Return the settings of a mode that an options class declares, for finding out if two modes may share an account or estimates."""
     return tuple(getattr(mode, name) for name in kind.__struct_fields__)
 
 
 class Fallback(ClientPlanner):
-    """Asks one mode after another for an answer; the last one can make any.
+    """Asks one mode after another for an answer; the last one makes any answer that the others don't make.
 
     Args:
-        first: the planners that are asked first, in this order.
-        last: makes the answers that none of those makes.
+        first: the planners to ask first, in this order.
+        last: makes the answers that none of the first planners makes.
         if_faster: True if the first ones make an answer only if they are predicted to be faster, or are due to be measured again.
     """
 
@@ -465,7 +465,7 @@ class Fallback(ClientPlanner):
 
     @property
     def account(self) -> object:
-        """The account of what is spent and learned under a budget."""
+        """The account that tracks what is spent and learned under a budget."""
         return self.last.account
 
     @property
@@ -475,7 +475,7 @@ class Fallback(ClientPlanner):
 
     @property
     def reader_rate(self) -> float:
-        """Tokens per second of the virtual reader."""
+        """Reading speed of the virtual reader; see ``ClientPlanner``."""
         return self.last.reader_rate
 
     @property
@@ -485,19 +485,19 @@ class Fallback(ClientPlanner):
 
     @property
     def problem(self) -> str:
-        """See ``Planner``: why none of the first planners can make an answer."""
+        """Why none of the first planners can make an answer; see ``Planner``."""
         problems = [each.problem for each in self.first]
         return problems[0] if problems and all(problems) else ""
 
     async def start(self) -> None:
-        """Find out what the modes need to know. If a side is excluded, the first ones aren't asked, and needn't know anything."""
+        """Find out what the modes need to know. If a side is excluded, the first ones aren't used, so they don't need to know anything."""
         if self.kept_out is None:
             for each in self.first:
                 await each.start()
         await self.last.start()
 
     async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> Prepared[Any] | Obstacle:
-        """Return the answer, ready to start, or why it can't be made."""
+        """Prepare an answer and return it, or return the reason why it can't be made."""
         for planner in self.first:
             if self.kept_out is not None:
                 outcome: Prepared[Any] | Obstacle = Obstacle.of_settings(f"the {self.kept_out} is kept out")

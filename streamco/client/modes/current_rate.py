@@ -1,4 +1,4 @@
-"""The value of the device's energy: a constant, or a function of the caller's that returns the current value."""
+"""The value of the device's energy: a constant, or the caller's function that returns the current value."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def check_rate_setting(setting: object, name: RateName) -> None:
 
 
 class CurrentRate:
-    """The current rate. A function is called in the event loop, at most once a second; ``Race`` describes what happens if it fails.
+    """The current rate. If it is a function, it is called in the event loop, at most once a second; ``Race`` says what happens if it fails.
 
     Args:
         setting: the rate, or a function that returns it.
         name: its name and unit.
-        now: the time in seconds, monotonic.
+        now: the current time, in seconds on a monotonic clock.
 
     Raises:
         ConfigError: the setting isn't a rate, or the function raises or doesn't return one.
@@ -80,7 +80,7 @@ class CurrentRate:
             ) from error
 
     def read(self, *, now: float) -> float:
-        """Return the rate; a function is called if its last call was a second ago or longer. If it fails, the last rate is kept."""
+        """Return the rate. A function is called again once its last call is a second ago; if it fails, the last rate is kept."""
         if callable(self.setting) and now - self._read_at >= _KEPT_S:
             self._read_at = now
             try:

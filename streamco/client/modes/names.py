@@ -20,7 +20,7 @@ def find_mode(setting: object, known: Mapping[str, Mode]) -> Mode:
     """Return the mode that a setting names.
 
     Args:
-        setting: a mode, or its short name: it stands for the known mode of this name, or else for the mode with its defaults. "auto"
+        setting: a mode, or a short name, which stands for the known mode of that name, or else for the mode with its defaults. "auto"
             chooses between the known modes, with the known weights.
         known: modes by name.
 

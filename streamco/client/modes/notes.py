@@ -1,4 +1,4 @@
-"""Notes on answers that several modes need."""
+"""Notes on answers, for use by several modes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["note_inexact", "note_shortened", "note_unpaced"]
 
 
 def note_inexact(degradations: Degradations, notes: list[str], name: str, figures: SplitFigures) -> None:
-    """Record that a split model's states were sent in a format that may change tokens, if they were.
+    """If a split model's states were sent in a format that may change tokens, record that.
 
     Args:
         degradations: the client's degradations.
         notes: the answer's notes.
         name: the model's name.
-        figures: figures on what it has sent for the answer.
+        figures: says how much the model has sent for the answer, and in which format.
     """
     if figures.rows_up and not figures.is_exact:
         sentence = f"{name}: the answer is not exactly the model's own, because its states travel in fewer than 32 bits"
@@ -31,7 +31,7 @@ def note_shortened(asked: AskedAnswer, facts: RequestFacts, *, device: str, toke
         asked: the answer.
         facts: facts about the request.
         device: the device's name.
-        tokens: the longest answer that it can give.
+        tokens: length of the longest answer that it can give.
 
     Raises:
         DegradedError: the client's rule is "raise".

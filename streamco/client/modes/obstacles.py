@@ -16,9 +16,9 @@ _ONE_SIDED = frozenset({"auto", "device-only", "server-only", "device-first", "s
 
 
 def side_facts(endpoint: Endpoint, facts: RequestFacts, *, shortens: bool = False) -> SideFacts:
-    """Return whether and how an endpoint can serve a request, for ``check_eligibility``.
+    """Return what ``check_eligibility`` needs to know about an endpoint to decide whether it can serve a request.
 
-    A request is sent to a server whatever its token limit: the server shortens the answer, or rejects the limit itself.
+    A server gets a request whatever its token limit is: the server itself shortens the answer, or rejects the limit.
 
     Args:
         endpoint: the endpoint.
@@ -42,9 +42,9 @@ def side_facts(endpoint: Endpoint, facts: RequestFacts, *, shortens: bool = Fals
 def find_obstacles(
     facts: RequestFacts, device: Endpoint | None, servers: Sequence[Endpoint], *, gate: Gate | None, shortens: bool
 ) -> Mapping[str, Obstacle]:
-    """Return why endpoints can't serve a request, so that others have to, by endpoint name.
+    """Return, by endpoint name, why endpoints can't serve a request, which others then have to serve.
 
-    A device that the request gate excludes isn't in it, because the caller wants that; nor are fallbacks of a server that can serve it.
+    The result leaves out a device that the request gate excludes, because the caller wants that, and fallbacks that aren't needed.
 
     Args:
         facts: facts about the request.
@@ -64,9 +64,9 @@ def find_obstacles(
 
 
 def in_order(facts: RequestFacts, servers: Sequence[Endpoint]) -> tuple[list[Endpoint], dict[str, str]]:
-    """Return the servers that can serve a request, in the order of their use, and why some come after others, by name.
+    """Return the servers that can serve a request, in the order of their use, and, by name, why some were moved back.
 
-    The order is the same as in ``servers``, but a server that may lack room for the prompt comes after all that have it.
+    The order is the same as in ``servers``, except that servers whose context may be too short for the prompt come last.
     """
     sides = {server.name: side_facts(server, facts) for server in servers}
     able = {name: side for name, side in sides.items() if not exclusions(facts, side)}
@@ -79,7 +79,7 @@ def in_order(facts: RequestFacts, servers: Sequence[Endpoint]) -> tuple[list[End
 
 
 def shortened_length(facts: RequestFacts, device: Endpoint | None) -> int | None:
-    """Return the longest answer that fits into the device's context, or None if no longer one is allowed or that isn't known."""
+    """Return how many tokens fit into the device's context after the prompt, or None if the request allows no more or it isn't known."""
     if device is None or (context := device.capabilities.context_tokens) is None or facts.max_tokens is None:
         return None
     counted = facts.counts.get(device.name)
@@ -113,7 +113,7 @@ def refusal(request: Request, facts: RequestFacts, endpoints: Sequence[Endpoint]
 
 
 def why_without_effect(policy: str, device: Endpoint | None, servers: Sequence[Endpoint]) -> str:
-    """Return why a policy that was chosen by name has no effect, as a sentence, or "" if it has."""
+    """Return why a policy that was chosen by name has no effect, as a sentence, or "" if it has one."""
     if policy in _ONE_SIDED or (device is not None and servers):
         return ""
     return f'policy "{policy}" has no effect, because there is no {"server" if device is not None else "device"}'

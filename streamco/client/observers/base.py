@@ -1,4 +1,4 @@
-"""The interface of observers, and the list of them that a client keeps.
+"""The interface of observers, and the list of observers that a client keeps.
 
 An observer sees an answer begin, each request that is sent for it, and its final report. It is called in the event loop's thread and must
 not block. It isn't called for single tokens; the final report, which has figures for all of them, takes about a microsecond per token.
@@ -48,7 +48,7 @@ class ObservedAttempt(Struct, frozen=True, kw_only=True):
     Args:
         endpoint: the endpoint's name.
         kind: its side, device or server.
-        model: the model's name there, or None if it isn't known.
+        model: the model's name at the endpoint, or None if it isn't known.
         provider: the provider's name, as in ``OpenAIEndpoint(provider=...)``, or None if it isn't known.
         base_url: the server's address, or None if the endpoint is in this process or has no address.
         request: the request.
@@ -66,7 +66,7 @@ class AnswerObservation(Protocol):
     """An observer's record of one answer."""
 
     def opened(self, attempt: ObservedAttempt) -> Mapping[str, str]:
-        """Record that a request is about to be sent; return HTTP headers to send with it, {} for none."""
+        """Record that a request is about to be sent, and return HTTP headers to send with it, or {}."""
         ...
 
     def ended(self, report: Report) -> None:
@@ -89,7 +89,7 @@ class AnswerObserver(Protocol):
 class ObservedAnswer:
     """The observations of one answer by all of a client's observers.
 
-    An observer that raises loses its own record: the error is logged, and the answer continues.
+    If an observer raises an error, only its own record is lost: the error is logged, and the answer continues.
 
     Args:
         observations: one from each observer.
@@ -116,7 +116,7 @@ class ObservedAnswer:
         return replace(request, headers=_merged(request.headers, headers)) if headers else request
 
     def end(self, report: Callable[[], Report]) -> None:
-        """Pass the final report to all observers; it is made only if there is one."""
+        """Pass the final report to all observers; if there are none, it isn't made."""
         if self._observations:
             made = report()
             for each in self._observations:
@@ -139,7 +139,7 @@ class AnswerObservers:
         self._observers.append(observer)
 
     def remove(self, observer: AnswerObserver) -> None:
-        """Remove an observer. It sees no new answers, but the ones that it has seen begin are finished. Idempotent."""
+        """Remove an observer. It sees no new answers, but it still sees the end of answers in progress. Idempotent."""
         self._observers = [each for each in self._observers if each is not observer]
 
     def begin(self, request: Request) -> ObservedAnswer:

@@ -32,11 +32,11 @@ class AnswerMetrics:
     """The metrics of one client's answers; an observer for ``Client(observers=[...])``.
 
     Args:
-        registry: where to register them, by default ``prometheus_client.REGISTRY``, which most exporters serve. A registry accepts them
-            only once.
+        registry: where to register the metrics, by default ``prometheus_client.REGISTRY``, which most exporters serve. A registry accepts
+            them only once.
 
     Raises:
-        ValueError: the registry already has them.
+        ValueError: the registry already has these metrics.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -83,13 +83,13 @@ def _labelled(family: Family) -> Callable[..., Family]:
 
 
 class _Observation:
-    """One answer on its way into the metrics."""
+    """Follows one answer, and adds it to the metrics when it has ended."""
 
     def __init__(self, record: Callable[[Report], None]) -> None:
         self._record = record
 
     def opened(self, attempt: ObservedAttempt) -> Mapping[str, str]:
-        """Return no headers, and record nothing, because everything counted is in the report."""
+        """Return no headers, and record nothing, because the report has everything that is counted."""
         return {}
 
     def ended(self, report: Report) -> None:

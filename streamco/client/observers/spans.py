@@ -1,12 +1,12 @@
-"""OpenTelemetry spans of a client's answers: one for the answer, with one child span for each request to an endpoint.
+"""OpenTelemetry spans of a client's answers: one span for each answer, with a child span for each request to an endpoint.
 
-Names and attributes follow the GenAI semantic conventions; attributes that these don't define begin with ``streamco.``. The span of a
+Names and attributes follow the GenAI semantic conventions; attributes that they don't define begin with ``streamco.``. The span of a
 request to a server is a CLIENT span; for a model in this process it is INTERNAL. The loser of a race isn't an error: its span has
-``streamco.outcome`` "lost" and no ``error.type``. Spans contain no prompt and no text. But the reason for a dispatch and the notes may
-quote, shortened, what prevents an endpoint from serving a request, such as a part of its JSON schema.
+``streamco.outcome`` "lost" and no ``error.type``. Spans contain no prompts and no answers. But the reason for a dispatch and the notes may
+quote, in shortened form, what prevents an endpoint from serving a request, such as a part of its JSON schema.
 
 The answer's span continues the caller's trace: the current one in the caller's task, or the one in the request's ``traceparent`` header.
-Each server gets the ``traceparent`` of the span of its request.
+Each server gets the ``traceparent`` of its own request's span.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class _Observation:
     def _take(self, part: EndpointReport, report: Report) -> Span | None:
         """Return the span that belongs to a part of the report, or None if no span was started for it.
 
-        A speculated answer can move from one verifier to another. The report then has the last verifier, and the span the first.
+        A speculated answer can move from one verifier to another. The report then names the last verifier, but the span names the first.
         """
         if waiting := self._open[part.name]:
             return waiting.pop(0)
@@ -146,7 +146,7 @@ def _caller(request: Request) -> Context | None:
 
 
 def _settings(request: Request) -> dict[str, AttributeValue]:
-    """Return the request's settings under the names of the conventions."""
+    """Return the request's settings as attributes, under the names that the conventions use."""
     sampling = request.sampling
     found: dict[str, AttributeValue | None] = {
         "gen_ai.request.max_tokens": sampling.max_tokens,
@@ -160,7 +160,7 @@ def _settings(request: Request) -> dict[str, AttributeValue]:
 
 
 def _facts(attempt: ObservedAttempt) -> dict[str, AttributeValue]:
-    """Return what is known about the endpoint."""
+    """Return what is known about the endpoint, as attributes."""
     found: dict[str, AttributeValue] = {}
     if attempt.model is not None:
         found["gen_ai.request.model"] = attempt.model
@@ -241,7 +241,7 @@ def _add_hand_over(span: Span, change: HandOver, began: int) -> None:
 
 
 def _set_error(span: Span, kind: str) -> None:
-    """Mark a span as failed; ``kind`` is an error's class with its status. The conventions ask for the status."""
+    """Mark a span as failed; ``kind`` is an error's class with its status, if it has one. The conventions then want only the status."""
     last = kind.rpartition(" ")[2]
     span.set_attribute("error.type", last if last.isdigit() else kind)
     span.set_status(Status(StatusCode.ERROR))

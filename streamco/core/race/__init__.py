@@ -1,1 +1,1 @@
-"""The race machine: attempts, hand-over, migration, and what the dispatcher learns (DiSCo)."""
+"""The race machine: attempts, hand-over, migration, and learning for the dispatcher (DiSCo)."""

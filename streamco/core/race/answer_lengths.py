@@ -1,11 +1,11 @@
-"""The remaining length of an answer in tokens, learned over a sliding window (l_remaining of DiSCo equation 5).
+"""Estimates the remaining length of an answer in tokens, over a sliding window of answers (l_remaining of DiSCo equation 5).
 
 Answers that the reader, a failure or ``max_tokens`` cut off are *right-censored*: they would have become longer. If they were dropped, or
-taken as they are, answers would look shorter than they are, long ones most of all. So the curve is estimated by the product-limit method
-(``core.race.estimators``). The method needs cut-offs that are independent of the length the answer would have had.
+counted as complete, answers would look shorter than they are, and long ones most of all. So the curve is estimated by the product-limit
+method (``core.race.estimators``). The method needs cut-offs that are independent of the length the answer would have had.
 
-A prior counts as a number of additional answers, distributed like the prior. It hardly counts at lengths that many answers of this client
-have reached, and beyond the longest of them it decides alone. It would be wrong to make two curves and mix them: samples that were nearly
+A prior counts as a number of additional answers, distributed like the prior. It hardly matters at lengths that many answers of this client
+have reached, and it alone decides beyond the longest of them. It would be wrong to make two curves and mix them: samples that were nearly
 all cut off early would count as much for the tail as samples that were seen to their end.
 """
 
@@ -48,8 +48,9 @@ QUANTILES = (
     (0.999, 939),
     (0.9995, 1000),
 )
-"""Pairs of a share of answers and a length in tokens. Made by ``bench/data/make_answer_lengths.py`` from 13,828 answers of a conversation
-service, cut at 1000.
+"""Quantiles of answer lengths, as pairs of a share of answers and the length in tokens that this share doesn't exceed.
+
+``bench/data/make_answer_lengths.py`` made them from 13,828 answers of a conversation service, cut off at 1000 tokens.
 
 Source: github.com/Azure/AzurePublicDataset, AzureLLMInferenceTrace_conv, commit b469a113, November 2023, CC-BY 4.0 (Patel et al.,
 "Splitwise: Efficient Generative LLM Inference Using Phase Splitting", ISCA 2024).
@@ -60,7 +61,7 @@ _TAIL_STEPS = 20  # half an octave each, up to a million tokens
 
 
 def _typical() -> RemainingLength:
-    """Return the curve through the quantiles, interpolated linearly, with a Pareto tail of index 2 from where the trace was cut."""
+    """Return the curve through the quantiles, interpolated linearly, with a Pareto tail of index 2 beyond 1000 tokens."""
     weights: dict[int, float] = {}
     for (share, tokens), (next_share, next_tokens) in pairwise(QUANTILES):
         for point in range(_POINTS):
@@ -78,12 +79,12 @@ TYPICAL = _typical()
 
 
 class AnswerLengths:
-    """Estimates remaining answer lengths from the latest answers, including those that were cut off.
+    """Estimates remaining answer lengths from the latest answers, including answers that were cut off.
 
     Args:
         window: number of answers kept.
-        prior: the curve known before; None for ``TYPICAL``.
-        prior_weight: number of answers that the prior is worth.
+        prior: the curve to begin with; None for ``TYPICAL``.
+        prior_weight: number of answers that the prior counts as.
     """
 
     def __init__(self, window: int = 1000, *, prior: RemainingLength | None = None, prior_weight: float = 20.0) -> None:
@@ -97,7 +98,7 @@ class AnswerLengths:
         return len(self._tokens)
 
     def observe(self, tokens: int, *, is_censored: bool = False) -> None:
-        """Add the length of an answer. If ``is_censored``, the answer was cut off there.
+        """Add the length of an answer. ``is_censored`` says that the answer was cut off at this length.
 
         Raises:
             UsageError: the length is below zero.
@@ -109,13 +110,13 @@ class AnswerLengths:
         self._estimate = None
 
     def estimate(self) -> RemainingLength:
-        """Return the curve now; it is computed only after new answers (0.3 ms for 1000 answers)."""
+        """Return the current curve. It is computed again only after new answers (0.3 ms for 1000 answers)."""
         if self._estimate is None:
             self._estimate = self._make() if self._tokens else self._prior
         return self._estimate
 
     def remaining(self, position: float, *, limit: float | None = None) -> float:
-        """Return the expected tokens after ``position``, if the answer continues there. ``limit`` is its ``max_tokens``."""
+        """Return how many more tokens to expect from an answer that has reached ``position``. ``limit`` is its ``max_tokens``."""
         return self.estimate().expected(position, limit)
 
     def _make(self) -> RemainingLength:

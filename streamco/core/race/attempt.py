@@ -9,7 +9,7 @@ The life of an attempt::
 
     preparing ──▶ prepared | failed | cancelled          (it reads in advance, to take over later)
 
-An endpoint that takes over or reads in advance gets a new attempt; its former one stays as it was, for the report.
+An endpoint that takes over or reads in advance gets a new attempt. Its earlier attempt stays unchanged, for the report.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ __all__ = ["Attempt", "AttemptState", "AttemptPlan", "ReadAhead", "has_said"]
 
 
 def has_said(delta: ChoiceDelta) -> bool:
-    """Return True if a delta contains a part of the answer itself, not only whitespace and reasoning."""
+    """Return True if a delta contains part of the answer itself, and not just whitespace or reasoning."""
     return bool((delta.content or "").strip() or delta.tool_calls or delta.refusal or delta.function_call is not None)
 
 
 class AttemptPlan(Struct, frozen=True):
-    """The plan of an attempt: when it is opened, and what its endpoint can do.
+    """The plan for an attempt: when it is opened, and what its endpoint can do.
 
     Args:
         source: the endpoint's name.
-        wait: seconds after the request; None to start only if the others fail.
-        continues: the endpoint can continue an answer that another one has begun.
+        wait: how many seconds after the request it starts; None to start only if the others fail.
+        continues: True if the endpoint can continue an answer that another one has begun.
         vocabulary: fingerprint of the endpoint's tokenizer; None if not known.
-        is_unknown: it is still being found out what the endpoint can do; ``continues`` is True only if that is certain.
+        is_unknown: True while the client is still finding out what the endpoint can do. Until then ``continues`` is True only if that is
+            certain.
     """
 
     source: str
@@ -68,11 +69,11 @@ class AttemptState(Enum):
 
 
 class ReadAhead(Struct, frozen=True, gc=False):
-    """What an attempt reads in advance, in case it is needed.
+    """The text that an attempt reads in advance, in case it has to continue the answer.
 
     Args:
-        position: number of tokens of the answer that it reads, from the beginning.
-        unread: how many tokens of the prompt and of these the endpoint had not read before.
+        position: how many tokens of the answer it reads, counted from the beginning.
+        unread: how many tokens of the prompt and of this part of the answer the endpoint had not read before.
     """
 
     position: int
@@ -89,7 +90,7 @@ _MIN_RATE_TOKENS = 4
 class _EarlyTokens(Struct, gc=False):
     """The first tokens of an attempt, over which its rate is measured."""
 
-    first: int  # tokens that came together with the very first one; a burst says nothing about the rate
+    first: int  # tokens that arrived together with the very first one; a burst says nothing about the rate
     first_at: float
     last: int
     last_at: float
@@ -103,7 +104,7 @@ class Attempt:
     """One endpoint's work on an answer, owned by the race machine. Times are in seconds since the request.
 
     Args:
-        plan: when it is opened, and what its endpoint can do.
+        plan: when the attempt is opened, and what its endpoint can do.
     """
 
     def __init__(self, plan: AttemptPlan) -> None:
@@ -114,14 +115,14 @@ class Attempt:
         self.first_token: float | None = None
         self.stopped: float | None = None
         self.tokens = 0
-        self.late = 0  # tokens among these that came when they were no longer used
+        self.late = 0  # how many of these arrived when they were no longer used
         self.has_won = False
         self.takeover_position: int | None = None  # tokens of the answer before the first one of this attempt
         self.kept: int | None = None  # answer tokens that the endpoint read in advance, after the prompt; None if none
-        self.restart_filter: RestartFilter | None = None  # set while a restarted answer still repeats what the reader has
+        self.restart_filter: RestartFilter | None = None  # set while a restarted answer still repeats text that the reader has
         self.is_restart = False  # the endpoint was asked for the whole answer, not for its rest
         self.read_ahead: ReadAhead | None = None  # set if the attempt reads in advance and doesn't write
-        self.is_stopping = False  # its cancel was commanded and has not taken effect; until then the endpoint accepts nothing new
+        self.is_stopping = False  # its cancel was commanded but has not taken effect; until then the endpoint accepts nothing new
         self.finish_reason: str | None = None
         self.usage: CompletionUsage | None = None
         self.error: EndpointError | None = None
@@ -133,7 +134,7 @@ class Attempt:
         self._is_rated = False  # if True, later tokens don't change the rate
 
     def learn(self, *, continues: bool, vocabulary: str | None) -> None:
-        """Record what the endpoint can do, once that has been found out."""
+        """Record what the endpoint can do, once the client knows."""
         self.plan = replace(self.plan, continues=continues, vocabulary=vocabulary, is_unknown=False)
 
     # The next attempt of the same endpoint
@@ -145,13 +146,13 @@ class Attempt:
         return attempt
 
     def restart(self, partial: Partial, opened: float) -> Attempt:
-        """Return the endpoint's next attempt, which generates the whole answer again; what ``partial`` holds is dropped."""
+        """Return the endpoint's next attempt, which generates the whole answer again. The text in ``partial`` is dropped from it."""
         attempt = self.take_over(partial.tokens, opened)
         attempt.is_restart, attempt.restart_filter = True, RestartFilter(partial, self.plan.vocabulary)
         return attempt
 
     def prepare(self, opened: float, read_ahead: ReadAhead) -> Attempt:
-        """Return the endpoint's next attempt, which reads in advance."""
+        """Return the endpoint's next attempt, which only reads in advance."""
         attempt = Attempt(self.plan)
         attempt.state, attempt.opened, attempt.kept, attempt.read_ahead = AttemptState.PREPARING, opened, self.kept, read_ahead
         return attempt
@@ -167,7 +168,7 @@ class Attempt:
         self.state, self.has_won = AttemptState.WON, True
 
     def win_after_end(self) -> None:
-        """Record that this answer, which has already ended, wins the race. The attempt's state stays ended."""
+        """Record that this attempt, whose answer has already ended, wins the race. Its state stays ENDED."""
         self.has_won = True
 
     def spare(self) -> None:
@@ -175,15 +176,15 @@ class Attempt:
         self.state = AttemptState.SPARED
 
     def lose(self) -> None:
-        """Record that tokens generated from now on are not used."""
+        """Record that tokens generated from now on will not be used."""
         self.state = AttemptState.LOST
 
     def end(self, at: float, finish_reason: str | None, usage: CompletionUsage | None) -> None:
-        """Record that the stream ended properly ``at`` (seconds since the request)."""
+        """Record that the stream ended properly, ``at`` seconds after the request."""
         self.state, self.stopped, self.finish_reason, self.usage, self.setback = AttemptState.ENDED, at, finish_reason, usage, None
 
     def finish_reading(self) -> ReadAhead:
-        """Record that the endpoint has read everything that it was asked to read in advance, and return that."""
+        """Record that the endpoint has finished reading in advance, and return what it has read."""
         assert self.read_ahead is not None, "an attempt that prepares reads ahead"
         self.state, self.kept = AttemptState.PREPARED, self.read_ahead.position
         return self.read_ahead
@@ -194,11 +195,11 @@ class Attempt:
 
     @property
     def trouble(self) -> EndpointError | None:
-        """The error with which it failed, or because of which it has given no token so far."""
+        """The error with which the attempt failed, or the setback that explains why it has no token yet; None if there is neither."""
         return self.setback if self.error is None and self.first_token is None else self.error
 
     def request_stop(self) -> bool:
-        """Return True if the cancel must be commanded now, or False if it was commanded before."""
+        """Return True if the cancel must be commanded now, or False if it was already commanded."""
         was_stopping, self.is_stopping = self.is_stopping, True
         return not was_stopping
 
@@ -211,7 +212,7 @@ class Attempt:
     # Tokens
 
     def count(self, tokens: int, at: float, confidences: Sequence[TokenConfidence] = ()) -> None:
-        """Record content tokens that came ``at`` (seconds since the request), and how sure the model was of them, if known."""
+        """Record content tokens that arrived ``at`` seconds after the request, and how sure the model was of them, if known."""
         self.tokens += tokens
         self.confidence.record(confidences)
         if self.first_token is None:
@@ -220,11 +221,11 @@ class Attempt:
             self._early.last, self._early.last_at = self.tokens, at
 
     def end_rating(self) -> None:
-        """Measure the rate only over the tokens so far, because the endpoint pauses."""
+        """Stop measuring the rate, because the endpoint pauses. It is computed from the tokens so far."""
         self._is_rated = True
 
     def count_late(self, tokens: int) -> None:
-        """Record that ``tokens`` of the counted ones are not used."""
+        """Record that ``tokens`` of the tokens counted so far are not used."""
         self.late += tokens
 
     def hold(self, chunks: list[ChatCompletionChunk]) -> None:
@@ -237,12 +238,12 @@ class Attempt:
                 self.thinks = True
 
     def take_held(self) -> list[ChatCompletionChunk]:
-        """Return the chunks that were kept, and keep them no longer."""
+        """Return the held chunks and stop holding them."""
         held, self.held = self.held, []
         return held
 
     def drop_repeated(self, event: TokensReceived) -> TokensReceived | Diverged | None:
-        """Return the new part of an event, ``Diverged`` if the restarted answer is a different one, or None if nothing is new yet."""
+        """Return the new part of an event, ``Diverged`` if the restarted answer differs from the first, or None if nothing is new yet."""
         if self.restart_filter is None:
             return event
         new = self.restart_filter.feed(event)
@@ -263,7 +264,7 @@ class Attempt:
 
     @property
     def ttft(self) -> float | None:
-        """Seconds from opening to the first content token, or None if that token has not come."""
+        """Seconds from opening to the first content token, or None if that token has not arrived."""
         return None if self.first_token is None or self.opened is None else self.first_token - self.opened
 
     @property
@@ -277,12 +278,12 @@ class Attempt:
 
     @property
     def can_take_over(self) -> bool:
-        """True if the endpoint may still continue the answer, which no endpoint does twice or after an empty answer."""
+        """True if the endpoint may still continue the answer. No endpoint does so twice, or after its own answer was empty."""
         return self.plan.continues and self._is_left
 
     @property
     def may_take_over(self) -> bool:
-        """True if it isn't known yet whether the endpoint can continue an answer, and it could still be asked to."""
+        """True if the endpoint may still be asked to continue the answer, but it isn't known yet whether it can."""
         return self.plan.is_unknown and not self.plan.continues and self._is_left
 
     @property
@@ -298,20 +299,20 @@ class Attempt:
 
     @property
     def is_last_resort(self) -> bool:
-        """True if the only thing against the endpoint is that reading in advance failed."""
+        """True if the endpoint can continue the answer, but has failed to read it in advance."""
         return self.plan.continues and self.read_ahead is not None and self.state is AttemptState.FAILED
 
     @property
     def is_exploring(self) -> bool:
-        """True if the attempt has lost and runs to its first token, to measure how long that takes."""
+        """True if the attempt has lost but still runs until its first token, to measure how long that takes."""
         return self.state is AttemptState.LOST and not self.is_stopping
 
     @property
     def may_begin(self) -> bool:
-        """True if it is working, or will start when its wait is over."""
+        """True if the attempt is at work, or will start when its wait is over."""
         return self.is_live or (self.state is AttemptState.WAITING and self.plan.wait is not None)
 
     @property
     def is_live(self) -> bool:
-        """True if the endpoint still works on the attempt, or the attempt is being cancelled."""
+        """True if the endpoint is still working on the attempt, or if the attempt is being cancelled."""
         return self.is_stopping or self.state in _LIVE

@@ -1,7 +1,7 @@
-"""Endpoints that have failed rest for a while: others are asked first, and one answer at a time tries them again.
+"""Lets endpoints that have failed rest for a while. Others are asked first, and after the rest one answer at a time tries them again.
 
-This is a circuit breaker: failures open it, the end of the rest half-opens it, an answer closes it. Resting doesn't mean refusing: an
-endpoint that rests is asked if no other one can answer.
+This is a circuit breaker: failures open it, the end of the rest half-opens it, and an answer closes it. A resting endpoint isn't refused,
+though: it is asked if no other one can answer.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _BUSY = frozenset({408, 409, 425, 429})
 def rests_after(error: EndpointError) -> bool:
     """Return True if an endpoint that failed with this error will probably fail again: it is unreachable, silent, busy or broken.
 
-    Errors about one request (other 4xx), one model's run (an engine's error), or one caller's limits and mistakes say nothing about the
-    next answer. Configuration errors do fail the next answers, too, but those must report them.
+    Errors about one request (other 4xx), one run of a model (an engine's error), or one caller's limits and mistakes say nothing about the
+    next answer. Configuration errors do make the next answers fail too, but each of these answers must report the error.
     """
     match error:
         case EngineError():
@@ -45,14 +45,14 @@ def rests_after(error: EndpointError) -> bool:
 
 @dataclass
 class Breaker:
-    """Tells whether one endpoint rests because it has failed. Times are seconds on any one clock.
+    """Tracks whether one endpoint rests because it has failed. Times are in seconds, and may come from any clock that is used throughout.
 
     Attributes:
         failures: failures in a row.
         until: when the rest ends; then one answer tries the endpoint.
-        kind: what happened last, in a few words.
-        failed: when that was.
-        is_tried: an answer is trying it after its rest.
+        kind: the last failure, in a few words.
+        failed: when that failure happened.
+        is_tried: True while an answer is trying the endpoint after its rest.
     """
 
     failures: int = 0
@@ -62,21 +62,21 @@ class Breaker:
     is_tried: bool = False
 
     def is_resting(self, *, now: float) -> bool:
-        """Return True if others should be asked first."""
+        """Return True if other endpoints should be asked first."""
         return self.failures > 0 and (now < self.until or self.is_tried)
 
     def begin(self, *, now: float) -> bool:
-        """Record that an answer asks the endpoint; return True if this is the one that tries it after its rest."""
+        """Record that the endpoint is asked for an answer, and return True if this is the answer that tries it after its rest."""
         is_trial = self.failures > 0 and now >= self.until and not self.is_tried
         self.is_tried = self.is_tried or is_trial
         return is_trial
 
     def end_trial(self) -> None:
-        """Record that the answer that was trying it has stopped doing so."""
+        """Record that no answer is trying the endpoint any more."""
         self.is_tried = False
 
     def record_failure(self, error: EndpointError, kind: str, *, now: float) -> None:
-        """Record a failure after which the endpoint rests; several answers that fail at the same time count once."""
+        """Record a failure, after which the endpoint rests. If several answers fail at the same time, they count as one failure."""
         if now >= self.until:
             self.failures += 1
         asked = error.retry_after if isinstance(error, EndpointStatusError) else None
@@ -84,5 +84,5 @@ class Breaker:
         self.kind, self.failed, self.until = kind, now, max(self.until, now + rest)
 
     def record_answer(self) -> None:
-        """Record that the endpoint answers a request that it got after its last failure."""
+        """Record that the endpoint has answered a request that it got after its last failure."""
         self.failures, self.until, self.is_tried = 0, 0.0, False

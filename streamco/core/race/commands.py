@@ -14,7 +14,7 @@ __all__ += ["PauseStream", "PrepareStream", "ResumeStream"]
 
 
 LATE = "late"
-"""The reason for a cancel: the reader had waited long enough."""
+"""The reason for a cancel when the reader had waited long enough."""
 
 
 class OpenStream(Struct, frozen=True):
@@ -24,14 +24,14 @@ class OpenStream(Struct, frozen=True):
 
 
 class ContinueStream(Struct, frozen=True):
-    """Send the request and the beginning of the answer to this endpoint, for the rest; if the beginning is empty, for the whole answer."""
+    """Send this endpoint the request and the answer's beginning, so that it writes the rest. The beginning may be empty."""
 
     source: str
     partial: Partial
 
 
 class PrepareStream(Struct, frozen=True):
-    """Have this endpoint process the request and the beginning of the answer in advance; ``StreamEnded`` reports that it is done."""
+    """Have this endpoint process the request and the beginning of the answer in advance. ``StreamEnded`` reports that it has finished."""
 
     source: str
     partial: Partial
@@ -42,8 +42,8 @@ class CancelStream(Struct, frozen=True):
 
     Args:
         source: name of the endpoint whose stream ends.
-        reason: lost | late | reader left | explored | takes over | handed over | not needed | wanted (as the target of a migration) |
-            diverged | refused | asked elsewhere.
+        reason: one of lost, late, reader left, explored, takes over, handed over, not needed, wanted (as the target of a migration),
+            diverged, refused, asked elsewhere.
     """
 
     source: str
@@ -51,13 +51,13 @@ class CancelStream(Struct, frozen=True):
 
 
 class PauseStream(Struct, frozen=True):
-    """Let this endpoint stop where it is and keep what it has, because it may have to continue."""
+    """Make this endpoint pause and keep its state, because it may have to continue."""
 
     source: str
 
 
 class ResumeStream(Struct, frozen=True):
-    """Let this endpoint, which was paused, continue."""
+    """Make this paused endpoint continue."""
 
     source: str
 
@@ -70,11 +70,11 @@ class DeliverTokens(Struct, frozen=True):
 
 
 class FinishDelivery(Struct, frozen=True):
-    """End the reader's iteration after what was delivered: the answer is complete."""
+    """End the reader's iteration after the delivered text, because the answer is complete."""
 
 
 class FailDelivery(Struct, frozen=True):
-    """Raise this error in the reader's iteration after what was delivered."""
+    """Raise this error in the reader's iteration after the delivered text."""
 
     error: StreamcoError
 

@@ -1,7 +1,7 @@
-"""Estimates how long a new answer would wait for its first token at a device that has others to finish first.
+"""Estimates how long a new answer would wait for its first token at a device that must finish other answers first.
 
 The device reads prompts one after another, and generates a fixed number of answers at a time. The estimate is deliberately coarse, because
-it decides one thing: whether an answer would come more than a second later than the server's because of the answers before it.
+it decides only one question: would the answers before it make this one begin more than a second later than the server's?
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class _Answer(Struct, gc=False):
 
 
 class DeviceQueue:
-    """The answers at a device, and what is known about its times. Times are seconds on any one clock.
+    """Tracks the answers at a device and its speed. Times are in seconds, and may come from any clock that is used throughout.
 
     Args:
-        places: how many answers it generates at a time; None if not known.
+        places: how many answers the device generates at a time; None if not known.
     """
 
     def __init__(self, places: int | None = None) -> None:
@@ -49,16 +49,16 @@ class DeviceQueue:
         return len(self._answers)
 
     def begin(self, key: Hashable, tokens: int, *, now: float, is_whole: bool = True) -> None:
-        """Record that the device is asked to answer a prompt of ``tokens``, or (not ``is_whole``) to write the rest of another's answer."""
+        """Record that the device is asked to answer a prompt of ``tokens`` tokens, or to finish a begun answer if not ``is_whole``."""
         self._answers[key] = _Answer(max(1, tokens), now, is_whole and not self._answers)
 
     def begin_again(self, key: Hashable, *, now: float) -> None:
-        """Record that the device is asked again after a failure, so that its times don't count."""
+        """Record that the device is asked again after a failure. This answer's time to first token is then not measured."""
         if (answer := self._answers.get(key)) is not None:
             answer.began, answer.is_measured = now, False
 
     def record_first_token(self, key: Hashable, *, now: float) -> None:
-        """Record an answer's first token."""
+        """Record that an answer's first token has arrived."""
         answer = self._answers.get(key)
         if answer is None or answer.first_token is not None:
             return
@@ -69,7 +69,7 @@ class DeviceQueue:
             self._token_s = _newer(self._token_s, (now - answer.began) / answer.tokens)
 
     def end(self, key: Hashable, *, now: float, is_complete: bool) -> None:
-        """Record that an answer's place is free again. ``is_complete`` tells if it was written to the end."""
+        """Record that the device has stopped working on an answer. ``is_complete`` says whether it was written to the end."""
         answer = self._answers.pop(key, None)
         if answer is not None and is_complete and answer.first_token is not None:
             self._answer_s = _newer(self._answer_s, now - answer.first_token)
@@ -79,10 +79,10 @@ class DeviceQueue:
         self._server.append(seconds)
 
     def delay(self, tokens: int, *, now: float) -> float:
-        """Return how many seconds later than the server's the device's answer would begin because of the answers before it.
+        """Return by how many seconds the answers before it would make the device's answer begin later than the server's.
 
         Args:
-            tokens: length of its prompt.
+            tokens: length of the answer's prompt.
             now: the current time.
         """
         wait = self.wait(now=now)
@@ -90,7 +90,7 @@ class DeviceQueue:
         return min(wait, wait + self._reading(tokens) - server)
 
     def wait(self, *, now: float) -> float:
-        """Return about how long the device stays busy before it gets to a new prompt; 0 if a place is free and it has read all others."""
+        """Return about how many seconds pass before the device gets to a new prompt, or 0 if it can begin at once."""
         unread = [each for each in self._answers.values() if each.first_token is None]
         reading = sum(self._reading(each.tokens) for each in unread)
         oldest = max((now - each.began for each in unread), default=0.0)

@@ -1,12 +1,12 @@
 """Estimators of times and lengths over sliding windows of one user's requests.
 
 A server's time to first token is *right-censored* whenever the device won and the server was cancelled: all that is known is that it
-would have taken longer. If those samples were dropped, or taken as they are, the server would look faster than it is. So the
+would have taken longer. If those samples were dropped, or counted as complete, the server would look faster than it is. So the
 distribution is estimated by the product-limit method (Kaplan and Meier 1958). The method needs censoring that is independent of the time
-itself. That holds here: the device's time depends on the prompt's length, and the server's hardly does (DiSCo section 3).
+itself. This is the case here: the device's time depends on the prompt's length, and the server's hardly does (DiSCo section 3).
 
-Device times are a line through noise with outliers (another program took the CPU, the model was loaded). Its slope is the median of the
-slopes between all pairs of samples (Theil 1950, Sen 1968), which up to 29 % of outliers can't move far.
+A device's times lie on a line, with noise and outliers (such as when another program took the CPU, or the model was being loaded). The
+line's slope is the median of the slopes between all pairs of samples (Theil 1950, Sen 1968). Up to 29 % of outliers can't move it far.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ __all__ = [
 ]
 
 _TAIL_STEPS = 8
-_SPREAD = 1.5  # least ratio of longest to shortest prompt for a line
+_SPREAD = 1.5  # a line needs at least this ratio of longest to shortest prompt
 _CHANGED, _CHANGE, _BEFORE = 4, 2.0, 8  # samples in a row that differ, each by this factor; samples before them
-_OWN_EVENTS = 20  # after so many own samples, the times that a server reports no longer count
+_OWN_EVENTS = 20  # after this many samples of our own, the times that a server reports no longer count
 _BURST_TOKENS = 16  # fewer tokens may come in one network read
 _BURST_SHARE = 0.02  # of the time before them; a server that really decodes takes a larger share for its answer
 
 
 class ProductLimit:
-    """The server's time-to-first-token distribution from its latest samples, censored ones included.
+    """Estimates the distribution of a server's time to first token from its latest samples, including censored ones.
 
-    Up to the last uncensored sample the curve is the product-limit estimate. Nothing is known beyond it, so the remaining mass follows
-    the prior's tail: its survival from there on, scaled to meet the curve. Without a prior it follows a Pareto tail of index 2 from the
-    longest time waited. A prior also counts as a number of samples in the body.
+    Up to the last uncensored sample the curve is the product-limit estimate. Nothing is known beyond it, so the remaining probability
+    follows the prior's tail, scaled to meet the curve. Without a prior it follows a Pareto tail of index 2 from the longest time waited.
+    Below the tail, the prior counts as a number of samples.
 
-    Times that the server reports itself count as uncensored samples until own uncensored ones replace them: two of these displace one of
-    ten reported ones.
+    Times that the server itself reports count as uncensored samples, until measured ones replace them: of ten reported times, one is
+    dropped for every two measured ones.
 
     Args:
         window: number of samples kept.
-        prior_weight: number of samples that the prior is worth.
+        prior_weight: number of samples that the prior counts as.
     """
 
     def __init__(self, window: int = 1000, prior_weight: float = 20.0) -> None:
@@ -72,7 +72,7 @@ class ProductLimit:
         return len(self._seconds)
 
     def observe(self, seconds: float, *, is_censored: bool = False) -> None:
-        """Add a sample: the time to the first token or, if censored, a time within which it had not come."""
+        """Add a sample: the time to the first token or, if censored, a time after which it had still not arrived."""
         if len(self._seconds) == self._seconds.maxlen:
             self.events -= not self._is_censored[0]
         self._seconds.append(seconds)
@@ -80,19 +80,19 @@ class ProductLimit:
         self.events += not is_censored
 
     def tell(self, seconds: Sequence[float]) -> None:
-        """Take the times that the server reports itself, replacing those it reported before."""
+        """Use these times, which the server itself reports, instead of the times it reported before."""
         self._told = sorted(seconds)
 
     @property
     def told(self) -> Sequence[float]:
-        """The times that the server has reported, as far as they still count."""
+        """The reported times that still count, fewer and fewer as measured ones come in."""
         count = -(-len(self._told) * max(0, _OWN_EVENTS - self.events) // _OWN_EVENTS)
         return equally_likely(self._told, count)
 
     def estimate(self, prior: TTFTDistribution | None = None, *, with_told: bool = True) -> TTFTDistribution | None:
-        """Return the distribution now, the prior itself if no sample is uncensored, or None if there is neither.
+        """Return the current distribution, or ``prior`` (which may be None) if there is no uncensored sample.
 
-        If ``with_told`` is True, times that the server has reported count; if False, only measured ones do.
+        Times that the server has reported count only if ``with_told`` is True; measured times always count.
         """
         told = self.told if with_told else ()
         if not self.events and not told:
@@ -106,9 +106,10 @@ class ProductLimit:
 
 
 def has_changed(samples: Sequence[float]) -> bool:
-    """Return True if the last four samples differ from those before: twice or half their median, and beyond nine tenths of them.
+    """Return True if the last four samples differ from the earlier ones.
 
-    With unchanged times, at most one sample in 10,000 looks changed.
+    They must be more than twice or less than half the earlier median, and beyond nine tenths of the earlier samples. If nothing has
+    changed, at most one sample in 10,000 looks as if it had.
     """
     before, latest = sorted(samples[:-_CHANGED]), samples[-_CHANGED:]
     if len(before) < _BEFORE:
@@ -119,19 +120,19 @@ def has_changed(samples: Sequence[float]) -> bool:
 
 
 class RecentTimes:
-    """The server's current time to first token, for forecasts that are compared: estimated from few samples, and from only the last ones if
-    it has changed.
+    """Estimates a server's current time to first token from few samples, and after a change only from the last of them.
 
-    If there are no others, times of answers that a proxy held back count too, because readers wait for them.
+    Forecasts that are compared with each other use it. If there are no other samples, the times of answers that a proxy held back count
+    too, because readers have to wait for those answers.
 
     Args:
-        window: number of samples.
-        prior_weight: number of samples that a prior is worth.
+        window: number of samples kept.
+        prior_weight: number of samples that a prior counts as.
     """
 
     def __init__(self, window: int = 64, prior_weight: float = 20.0) -> None:
         self._samples: deque[tuple[float, bool]] = deque(maxlen=window)  # seconds, censored
-        self._new: deque[tuple[float, bool]] = deque(maxlen=window)  # not looked at before an estimate is requested
+        self._new: deque[tuple[float, bool]] = deque(maxlen=window)  # not looked at until an estimate is requested
         self._bursts: deque[float] = deque(maxlen=window)
         self._prior_weight = prior_weight
         self._has_changed = False
@@ -151,10 +152,10 @@ class RecentTimes:
             self._has_changed = True
 
     def estimate(self, prior: TTFTDistribution | None, told: Sequence[float]) -> TTFTDistribution | None:
-        """Return the distribution now, or None if nothing is known.
+        """Return the current distribution, or None if nothing is known.
 
         Args:
-            prior: the distribution known before, used until the times have changed; may be None.
+            prior: the distribution to begin with, used until the times have changed; may be None.
             told: times that the server has reported.
         """
         while self._new:
@@ -168,19 +169,19 @@ class RecentTimes:
 
 
 class RecentSpeed:
-    """The device's current speed, for the same forecasts; estimated from only the last samples if it has changed.
+    """Estimates a device's current speed for the same forecasts as ``RecentTimes``, and after a change only from the last samples.
 
     Args:
-        window: number of samples.
+        window: number of samples kept.
     """
 
     def __init__(self, window: int = 64) -> None:
         self._samples: deque[tuple[int, float]] = deque(maxlen=window)  # tokens, seconds
-        self._new: deque[tuple[int, float]] = deque(maxlen=window)  # not looked at before an estimate is requested
+        self._new: deque[tuple[int, float]] = deque(maxlen=window)  # not looked at until an estimate is requested
         self._has_changed = False
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Add the time to first token of a prompt of which ``tokens`` were prefilled."""
+        """Add the time to first token of a prompt, of which ``tokens`` tokens had to be prefilled."""
         self._new.append((max(1, tokens), seconds))
 
     def _take(self, tokens: int, seconds: float) -> None:
@@ -194,7 +195,7 @@ class RecentSpeed:
             self._has_changed = True
 
     def estimate(self, prior: DeviceSpeed | None) -> DeviceSpeed | None:
-        """Return the line now; None if nothing is known. ``prior`` is the line known before; after a change only its decode rate counts."""
+        """Return the current line, or None if nothing is known. After a change, only the decode rate of ``prior`` still counts."""
         while self._new:
             self._take(*self._new.popleft())
         found = self._fit(self._samples).estimate(None if self._has_changed else prior)
@@ -209,14 +210,14 @@ class RecentSpeed:
 
 
 class DeviceFit:
-    """Fits the device's line k l + c to its latest samples.
+    """Fits a line, k l + c, to the device's latest times to first token.
 
     Fewer than ``min_samples`` samples, or samples of about one length, don't determine two numbers. Then the prior's line is scaled by the
-    median ratio, or without a prior the line goes through the origin.
+    median ratio of measured to expected time. If there is no prior, the line goes through the origin.
 
     Args:
-        window: number of samples kept; the fit takes time quadratic in it (0.3 ms for 128).
-        min_samples: samples needed for a line without the prior.
+        window: number of samples kept; the time for a fit is quadratic in it (0.3 ms for 128).
+        min_samples: how many samples a line needs without the prior.
     """
 
     def __init__(self, window: int = 128, min_samples: int = 8) -> None:
@@ -229,16 +230,16 @@ class DeviceFit:
 
     @property
     def is_spread(self) -> bool:
-        """True if there are enough samples, of lengths that differ enough, for a line without a prior."""
+        """True if there are enough samples for a line without a prior, and their lengths differ enough."""
         return len(self._tokens) >= self._min_samples and max(self._tokens) >= _SPREAD * min(self._tokens)
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Add the time to first token of a prompt of which ``tokens`` were prefilled (without cached ones)."""
+        """Add the time to first token of a prompt, of which ``tokens`` tokens had to be prefilled (cached ones don't count)."""
         self._tokens.append(max(1, tokens))
         self._seconds.append(seconds)
 
     def estimate(self, prior: DeviceSpeed | None = None) -> DeviceSpeed | None:
-        """Return the line now with the samples' jitter around it, the prior if there are no samples, or None if there is neither."""
+        """Return the current line with the jitter of the samples around it, or ``prior`` (which may be None) if there are no samples."""
         if not self._tokens:
             return prior
         tokens, seconds = np.array(self._tokens, dtype=np.float64), np.array(self._seconds)
@@ -274,7 +275,7 @@ class LengthWindow:
         self._lengths.append(max(1, tokens))
 
     def estimate(self, prior: LengthDistribution | None = None, prior_weight: float = 20.0) -> LengthDistribution | None:
-        """Return the distribution now, in which the prior counts as ``prior_weight`` prompts, or None if there is neither."""
+        """Return the current distribution, in which the prior counts as ``prior_weight`` prompts, or the prior if there are no prompts."""
         if not self._lengths:
             return prior
         seen = LengthDistribution.from_samples(np.array(self._lengths))
@@ -297,12 +298,12 @@ def is_burst(tokens: int, ttft: float, spread: float) -> bool:
 
 
 def product_limit(values: Floats, was_censored: NDArray[np.bool_], weights: Floats | None = None) -> tuple[Floats, Floats]:
-    """Return the Kaplan-Meier estimate: the distinct values of events, ascending, and the survival after each.
+    """Compute the Kaplan-Meier estimate, and return the distinct uncensored values, ascending, with the survival after each.
 
     Args:
         values: one value for each sample.
         was_censored: True for each sample that would have had a larger value.
-        weights: weight of each sample; None for 1 each.
+        weights: weight of each sample; None to weigh each as 1.
     """
     steps, index = np.unique(values, return_inverse=True)
     counts = np.ones(values.size) if weights is None else weights
@@ -328,7 +329,7 @@ def _add_tail(times: Floats, survival: Floats, longest: float, prior: TTFTDistri
 
 
 def _blend(times: Floats, survival: Floats, samples: int, prior: TTFTDistribution, weight: float) -> TTFTDistribution:
-    """Return the mixture of a curve worth ``samples`` and a prior worth ``weight`` of them."""
+    """Mix a curve that counts as ``samples`` samples with a prior that counts as ``weight`` samples."""
     merged = np.union1d(times, prior.times)
 
     def at(step_times: Floats, steps: Floats) -> Floats:
@@ -340,7 +341,7 @@ def _blend(times: Floats, survival: Floats, samples: int, prior: TTFTDistributio
 
 
 def theil_sen(tokens: Floats, seconds: Floats) -> tuple[float, float]:
-    """Return slope and offset of a robust line, neither below zero; at least two different ``tokens`` are expected."""
+    """Return the slope and the offset of a robust line, neither below zero. ``tokens`` must contain at least two different values."""
     first, second = np.triu_indices(tokens.size, 1)
     runs = tokens[second] - tokens[first]
     is_apart = runs != 0

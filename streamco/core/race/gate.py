@@ -1,6 +1,6 @@
-"""The quality gate of a race: the device's first tokens are held until a score says whether its answer is good enough.
+"""The quality gate of a race, which holds the device's first tokens until a score says whether its answer is good enough.
 
-A device that is sure of its beginning wins as in any race. One that isn't pauses and keeps what it has written: another endpoint's answer
+A device that is sure of its beginning wins as in any race. A device that isn't sure pauses and keeps its text: another endpoint's answer
 is preferred, but if that fails or makes the reader wait too long, the device's own answer is better than none.
 """
 
@@ -22,17 +22,17 @@ Verdict = Literal["sure", "unsure", "not graded"]
 
 
 class GatePlan(Struct, frozen=True, kw_only=True):
-    """What decides whether a device's answer is good enough.
+    """The rules by which the gate decides whether a device's answer is good enough.
 
     Args:
         source: the endpoint whose answer is graded.
-        score: returns the chance that it is good, 0..1, from the probabilities of its first tokens and whether the answer has ended with
-            them, or why it can't tell, as a clause. It must not raise.
+        score: called with the probabilities of the answer's first tokens and whether the answer has ended with them. Returns the chance
+            that the answer is good, 0..1, or a clause that says why it can't tell. It must not raise.
         min_score: lowest score of an answer that is good enough, 0..1.
         tokens: maximum number of tokens to hold.
-        max_wait: seconds after the grade that the reader waits for another endpoint's first token.
-        until: when the reader waits no longer, because the answer's whole time is limited, in seconds since the request; may be None.
-        obstacle: why no further endpoint may be asked, beyond those that the plan starts anyway; "" if one may.
+        max_wait: how many seconds after the grade the reader waits for another endpoint's first token.
+        until: when the reader stops waiting because the answer's total time is limited, in seconds since the request; None if it isn't.
+        obstacle: why no endpoint may be asked apart from the ones that the plan starts anyway; "" if one may be.
     """
 
     source: str
@@ -48,20 +48,20 @@ class HeldBeginning:
     """The beginning of an answer that the gate holds, owned by the race machine.
 
     Args:
-        plan: what decides whether the answer is good enough.
+        plan: the rules for whether the answer is good enough.
 
     Attributes:
-        tokens: number of tokens that came before the gate was opened.
+        tokens: number of tokens that arrived before the gate was opened.
         verdict: the result of grading; None if not graded yet.
-        score: the score, if there is one.
-        unscored_because: why there is none although it was requested, as a clause; "" if there is one, or if it wasn't requested.
-        graded_at: seconds since the request; None if not graded yet.
+        score: the score; None if there is none.
+        unscored_because: why the answer could not be scored, as a clause; "" if it has a score, or isn't graded yet.
+        graded_at: when it was graded, in seconds since the request; None if not graded yet.
         asked: the endpoint that was asked because of the score; None if one was already working, or none could be asked.
         passed_because: why an answer was delivered although the device was unsure of it, as a clause; "" if it wasn't.
-        is_paused: the endpoint has stopped until it is known who answers.
-        is_open: nothing is held back any more.
-        thinks: the answer began with reasoning, which is not graded.
-        patience: seconds that the reader waits for another endpoint.
+        is_paused: True if the endpoint is paused until it has been decided which endpoint answers.
+        is_open: True if nothing is held back any more.
+        thinks: True if the answer began with reasoning, which is not graded.
+        patience: how many seconds the reader waits for another endpoint.
     """
 
     def __init__(self, plan: GatePlan) -> None:
@@ -88,19 +88,19 @@ class HeldBeginning:
 
     @property
     def is_ready(self) -> bool:
-        """True if no more tokens are needed for the score, or none would help."""
+        """True if the score needs no more tokens, or more tokens would not help."""
         needed = self.plan.tokens if self._probabilities else min(_FIRST, self.plan.tokens)
         return self.thinks or self._text_tokens >= needed
 
     @property
     def is_blind(self) -> bool:
-        """True if the endpoint reported no probabilities for the graded text; a single token may lack its probability."""
+        """True if the endpoint reported no probabilities for the graded text. One token is too few to tell, as it may lack its own."""
         is_enough = self._text_tokens >= min(2, self.plan.tokens)
         return self.verdict is not None and is_enough and not self.thinks and not self._probabilities
 
     @property
     def waits(self) -> bool:
-        """True if the device was unsure, and it is not known yet who answers."""
+        """True if the device was unsure, and it hasn't been decided yet which endpoint answers."""
         return self.verdict == "unsure" and not self.is_open
 
     @property
@@ -118,7 +118,7 @@ class HeldBeginning:
         return not self.is_open and source == self.plan.source
 
     def take(self, event: TokensReceived, *, thinks: bool) -> None:
-        """Take tokens of the answer's beginning. ``thinks`` tells if it began with reasoning."""
+        """Add tokens of the answer's beginning. ``thinks`` says whether the answer began with reasoning."""
         self.tokens += event.tokens
         self.thinks = thinks
         if any(choice.delta.content or has_said(choice.delta) for chunk in event.chunks for choice in chunk.choices[:1]):
@@ -127,11 +127,11 @@ class HeldBeginning:
             self._probabilities += (each.probability for each in event.confidences)
 
     def grade(self, *, is_complete: bool, at: float) -> bool:
-        """Grade what has come so far; return True if the answer is good enough or can't be graded.
+        """Grade the tokens so far, and return True if the answer is good enough or can't be graded.
 
         Args:
-            is_complete: the answer has ended.
-            at: seconds since the request.
+            is_complete: True if the answer has ended.
+            at: the current time, in seconds since the request.
         """
         given = self._probabilities[: self.plan.tokens]
         if self.thinks:
@@ -146,7 +146,7 @@ class HeldBeginning:
         return self.verdict != "unsure"
 
     def has_time(self, at: float) -> bool:
-        """Return True if the reader may wait ``at`` seconds after the request."""
+        """Return True if the reader may still be kept waiting ``at`` seconds after the request."""
         return self.plan.until is None or at < self.plan.until
 
     def wait(self, now: float, *, at: float, asked: str | None) -> None:
@@ -154,7 +154,7 @@ class HeldBeginning:
 
         Args:
             now: the current time.
-            at: seconds since the request.
+            at: the current time in seconds since the request.
             asked: the endpoint that was asked because of the score; None if none was.
         """
         self.asked = asked
@@ -163,5 +163,5 @@ class HeldBeginning:
         self._deadline = now + self.patience
 
     def open(self, because: str = "") -> None:
-        """Hold nothing back from now on. ``because`` is the reason, if the device was unsure and its answer is delivered."""
+        """Hold nothing back from now on. ``because`` says why the device's answer is delivered, if the device was unsure of it."""
         self.is_open, self.passed_because = True, because

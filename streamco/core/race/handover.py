@@ -1,7 +1,7 @@
-"""The hand-over of one answer: what it consists of so far, which endpoint may continue it, and what was handed over (DiSCo 4.3).
+"""Keeps the text of an answer that may be handed over, chooses the endpoint that continues it, and records hand-overs (DiSCo 4.3).
 
-A failover and a planned migration differ in what starts them and in what happens to the source. What the target gets and how the
-hand-over is reported are the same.
+A failover and a planned migration start for different reasons and treat the source differently. But the target gets the same text, and
+the hand-over is reported in the same way.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ OnFailure = Literal["migrate", "restart", "raise"]
 
 
 class Handover:
-    """The answer in a form that can be handed over, owned by the race machine.
+    """An answer in a form that can be handed over. The race machine owns it.
 
     Args:
         controller: plans migrations; None for no migrations.
-        fails_over: an endpoint that fails is replaced.
-        restarts: an endpoint may generate the whole answer again if no endpoint can continue it.
+        fails_over: whether an endpoint that fails is replaced.
+        restarts: whether an endpoint may generate the whole answer again if no endpoint can continue it.
     """
 
     def __init__(self, controller: MigrationController | None, *, fails_over: bool, restarts: bool = False) -> None:
@@ -39,26 +39,26 @@ class Handover:
 
     @property
     def may_migrate(self) -> bool:
-        """True if a migration may still come."""
+        """True if a migration is still possible."""
         return self._controller is not None and not self._controller.is_done
 
     def add(self, chunks: list[ChatCompletionChunk] | TextRepeated, tokens: int, vocabulary: str | None) -> None:
-        """Add what the endpoint with this vocabulary generated next."""
+        """Append the text that an endpoint with this vocabulary generated."""
         self.transcript.add(chunks, tokens, vocabulary)
 
     def must_wait(self, attempts: Mapping[str, Attempt]) -> bool:
-        """Return True if no attempt is known to be able to continue after a failure, but one may turn out to be."""
+        """Return True if, after a failure, no attempt is known to be able to continue, but one may still turn out to be."""
         if not self.fails_over or not self.transcript.is_text_alone:
             return False
         left = attempts.values()
         return any(each.may_take_over for each in left) and not any(each.can_take_over or each.is_last_resort for each in left)
 
     def find_successor(self, attempts: Mapping[str, Attempt]) -> Attempt | None:
-        """Return the attempt that continues after a failure, or None if there is none.
+        """Return the attempt that should continue after a failure, or None if there is none.
 
-        The order is: attempts that have read in advance, attempts of the race, attempts without a wait. Attempts whose reading in advance
-        failed come last, so that the answer isn't lost through something that should only have made it cheaper. If none is left and
-        restarts are allowed, the endpoints that can't continue an answer follow. No endpoint takes over twice.
+        Attempts that have read in advance come first, then attempts of the race, then attempts that start only after a failure. Attempts
+        that failed to read in advance come last, because reading in advance should only make an answer cheaper and must not lose it. If
+        none is left and restarts are allowed, an endpoint that can't continue an answer is chosen. No endpoint takes over twice.
         """
         if not self.fails_over or not self.transcript.is_text_alone:
             return None
@@ -74,29 +74,29 @@ class Handover:
     def consider_migration(
         self, source: Attempt, attempts: Mapping[str, Attempt], *, buffered: float, now: float
     ) -> Prepare | Release | Switch | None:
-        """Return the next step of a migration, or None if there is none or the answer doesn't end in text that can be handed over."""
+        """Return the next step of a migration, or None if there is none or if the answer can't be handed over at this point."""
         if self._controller is None or not self.transcript.ends_in_text:
             return None
         return self._controller.consider(MigrationState(source, attempts, self.transcript.tokens, buffered, now))
 
     def record_copied(self, attempt: Attempt, *, tokens: int, seconds: float) -> None:
-        """Record that an attempt has read ``tokens`` in advance in ``seconds``."""
+        """Record that an attempt took ``seconds`` to read ``tokens`` tokens in advance."""
         if self._controller is not None and attempt.kept is not None:
             self._controller.record_copied(attempt.source, kept=attempt.kept, tokens=tokens, seconds=seconds)
 
     def unread(self, attempt: Attempt, position: int) -> int:
-        """Return how many tokens of prompt and answer an attempt's endpoint has not read yet, to continue at ``position``."""
+        """Return how many tokens an attempt's endpoint would still have to read to continue the answer at ``position``."""
         return 0 if self._controller is None else self._controller.unread(attempt, position)
 
     def record_migration(self, source: Attempt, target: Attempt, *, at: float, buffered: float) -> None:
-        """Record a hand-over planned ``at`` seconds after the request, when the reader hadn't reached ``buffered`` tokens."""
+        """Record a planned hand-over ``at`` seconds after the request, when there were ``buffered`` tokens the reader hadn't reached."""
         if self._controller is None:
             raise AssertionError("only a controller plans migrations")
         self._controller.record_migration()
         self._record(source, target, at=at, buffered=buffered, reason="cheaper", is_planned=True)
 
     def record_failover(self, source: Attempt, target: Attempt, *, at: float, buffered: float) -> None:
-        """Record the replacement of a failed attempt; arguments as for ``record_migration``."""
+        """Record that a failed attempt was replaced. The arguments are the same as for ``record_migration``."""
         if self._controller is not None:
             self._controller.record_failover(source.source)
         self._record(source, target, at=at, buffered=buffered, reason=type(source.error).__name__, is_planned=False)
@@ -116,7 +116,7 @@ class Handover:
         )
 
     def partial(self) -> Partial:
-        """Return the beginning of the answer that the target gets."""
+        """Return the beginning of the answer in the form that is given to the target."""
         return self.transcript.partial()
 
 

@@ -1,10 +1,10 @@
-"""The dispatch learner: samples in, an immutable plan out.
+"""The dispatch learner, which turns samples into immutable dispatch plans.
 
-Learning is separate from deciding. A ``Learner`` lives as long as its client. A race takes the plan that is current when it begins, and
-the seed of its own rng; both belong in its log. Plans are made on request, and only after enough new samples.
+Learning is separate from deciding. A ``Learner`` lives as long as its client. A race uses the plan that is current when it begins, and
+its own rng with its own seed; both belong in its log. Plans are made on request, and only after enough new samples.
 
-As long as too little is known, the plan is to start both sides at once: that gives the fastest answer and shows what has to be learned,
-and steering keeps the budget. With a prior profile this phase is skipped.
+As long as too little is known, the plan is to start both sides at once. That gives the fastest answers and teaches the most, and steering
+keeps the budget meanwhile. With a prior profile this phase is skipped.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PolicyName = Literal[
 
 _IMPLIED: dict[str, Side] = {"device-constrained": "device", "proportional-wait": "device", "server-constrained": "server"}
 _MIN_SAMPLES = 20  # of one kind, before a plan is made from them without a prior
-_MIN_EVENTS = 5  # samples among them that are not censored
+_MIN_EVENTS = 5  # how many of them must not be censored
 _EXPLORE_LEARNING = 0.25  # while little is known, the tail of the distribution is worth more than the tokens
 _OPTIMAL_SIZE = 64  # waits and lengths distinguished in a plan that is made between two requests
 
@@ -58,8 +58,8 @@ class ServerTTFT(Struct, frozen=True):
 
     Args:
         seconds: seconds from the start of the attempt to its first token or, if ``is_censored``, until it was cancelled.
-        is_censored: the attempt was cancelled before its first token came.
-        is_burst: a proxy held the answer back (``estimators.is_burst``), so nothing is learned from it.
+        is_censored: True if the attempt was cancelled before its first token arrived.
+        is_burst: True if a proxy held the answer back (``estimators.is_burst``). Dispatch plans learn nothing from it.
     """
 
     seconds: float
@@ -68,14 +68,14 @@ class ServerTTFT(Struct, frozen=True):
 
 
 class DeviceTTFT(Struct, frozen=True):
-    """A sample of the device's time to first token: ``tokens`` prefilled (without cached ones), in ``seconds`` from its start."""
+    """A sample of the device's time to first token: it took ``seconds`` and prefilled ``tokens`` tokens (cached ones don't count)."""
 
     tokens: int
     seconds: float
 
 
 class PromptLength(Struct, frozen=True):
-    """A sample of the prompt length, in tokens."""
+    """A sample of the prompt's length in tokens."""
 
     tokens: int
 
@@ -84,13 +84,13 @@ Sample = ServerTTFT | DeviceTTFT | PromptLength
 
 
 class CallersPolicy(Struct, frozen=True, tag="own"):
-    """Wraps a caller's own policy for a plan and checks what it returns, so that a defect isn't taken for a decision."""
+    """Wraps a caller's own policy for a plan, and checks its decisions, so that a bug in it raises an error."""
 
     policy: DispatchPolicy
 
     @property
     def name(self) -> str:
-        """Name of the policy, for errors: its ``name``, or its class's."""
+        """The policy's name for errors: its own ``name``, or its class's name."""
         name = getattr(self.policy, "name", None)
         return f"own: {name if isinstance(name, str) else type(self.policy).__name__}"
 
@@ -98,7 +98,7 @@ class CallersPolicy(Struct, frozen=True, tag="own"):
         """Return the policy's decision for a prompt of ``length`` tokens.
 
         Raises:
-            UsageError: it returned something else, or a decision by which neither side starts.
+            UsageError: the policy didn't return a ``Decision``, or the decision has invalid waits or lets neither side start.
         """
         decision = self.policy.decide(length, rng)
         if not isinstance(decision, Decision):
@@ -111,15 +111,15 @@ class CallersPolicy(Struct, frozen=True, tag="own"):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """The dispatch plan of new races until the next one is made.
+    """The dispatch plan for new races, until the next plan is made.
 
     Args:
-        policy: makes the decision of each race.
+        policy: makes the decision for each race.
         constrained: the side whose tokens count against the budget.
         budget: share of prompt tokens that the constrained side may process.
-        explore: probability that the loser of a race may run to its first token.
-        revision: number of the plan among its learner's plans.
-        basis: what was known when it was made, for reports.
+        explore: probability that the loser of a race may run until its first token.
+        revision: number of this plan, counted from its learner's first plan.
+        basis: a summary of the samples that it was made from, for reports.
     """
 
     policy: Policy | CallersPolicy
@@ -138,24 +138,24 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 class Learner:
-    """The estimates of how one client's sides behave, and the plans made from them; the client's dispatcher owns it.
+    """Learns how fast one client's device and server are, and makes dispatch plans from that. The client's dispatcher owns it.
 
     Args:
         budget: share of prompt tokens that the constrained side may process, 0..1.
         policy: a custom policy, a policy's name, or "auto". "auto" is "optimal" if the device is the constrained side, otherwise
-            Algorithm 3. Algorithm 1 decides from the costs which side that is. "disco" is Algorithm 2 or 3, as in the paper.
-        prior: what was known before. It counts as ``prior_weight`` samples, and prices and shape are taken from it.
-        constrained: the side that the budget limits; by default the policy's name decides, otherwise costs.
+            Algorithm 3. Algorithm 1 finds the constrained side from the costs. "disco" is Algorithm 2 or 3, as in the paper.
+        prior: a profile with earlier estimates. They count as ``prior_weight`` samples; prices and shape are also taken from it.
+        constrained: the side that the budget limits. If None, the policy's name decides if it implies a side, otherwise the costs do.
         exchange_rate: US dollars per million GFLOPs of the device (``policies.cost``).
         tail: alpha of Algorithm 2.
         tail_weight: weight of the tail for "optimal".
-        explore: probability that a losing attempt may run to its first token.
+        explore: probability that a losing attempt may run until its first token.
         window: number of server samples kept.
-        prior_weight: number of samples that the prior is worth.
-        replan_every: maximum number of samples between two plans; the first plans come sooner.
+        prior_weight: number of samples that the prior counts as.
+        replan_every: maximum number of samples between two plans; the first plans are made sooner.
 
     Raises:
-        ConfigError: a setting out of range, an unknown policy.
+        ConfigError: a setting is out of range, or the policy is unknown.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class Learner:
     # Learning
 
     def observe(self, sample: Sample) -> None:
-        """Add one sample. Nothing is computed before a plan is requested.
+        """Add one sample. Nothing is computed until a plan is requested.
 
         Raises:
             UsageError: a time is negative or not finite.
@@ -228,7 +228,9 @@ class Learner:
         self._seen += 1
 
     def tell_server_ttft(self, seconds: Sequence[float]) -> None:
-        """Take the seconds to first token that the server reports itself. Measured ones displace them, and no profile contains them.
+        """Use the times to first token, in seconds, that the server itself reports, until there are enough measured ones.
+
+        Profiles do not contain them.
 
         Raises:
             UsageError: a time is negative or not finite.
@@ -239,7 +241,7 @@ class Learner:
         self._plan = self._times = None
 
     def set_costs(self, prices: Prices | None, shape: ModelShape | None, exchange_rate: float | None = None) -> None:
-        """Set the server's prices, the shape of the device's model and the exchange rate; None keeps what was known before."""
+        """Set the server's prices, the shape of the device's model and the exchange rate. None keeps the earlier value."""
         before = self.constrained
         self._prices, self._shape = prices or self._prices, shape or self._shape
         self._exchange_rate = self._exchange_rate if exchange_rate is None else exchange_rate
@@ -247,18 +249,18 @@ class Learner:
             self._plan = None
 
     def keep_back(self, share: float) -> None:
-        """From the next plan on, reserve this share of a server's budget, 0..1, for servers that are asked later."""
+        """Reserve this share of a server's budget, 0..1, for servers that are asked later. The next plan respects it."""
         if self._at_once != 1.0 - share:
             self._at_once, self._plan = 1.0 - share, None
 
     @property
     def has_samples(self) -> bool:
-        """True if a plan is made from samples, which takes numpy."""
+        """True if there are samples to make a plan from, which needs numpy."""
         return self._seen > 0 or bool(self._server.told)
 
     @property
     def times(self) -> tuple[TTFTDistribution | None, DeviceSpeed | None]:
-        """The server's current time to first token and the device's speed, even from few samples; None for either that isn't known."""
+        """The server's current time to first token and the device's speed, even if samples are few. Either is None if not known."""
         if self._times is None:
             server = self._recent.estimate(self._prior.server_ttft, self._server.told)
             self._times = server, self._recent_speed.estimate(self._prior.device)
@@ -268,7 +270,7 @@ class Learner:
 
     @property
     def declared_constraint(self) -> Side | None:
-        """The constrained side that the caller named, directly or by the policy, or None if it follows from the costs."""
+        """The constrained side if the caller chose it, directly or by the policy's name, or None if it follows from the costs."""
         return self._constrained
 
     @property
@@ -281,14 +283,14 @@ class Learner:
 
     @property
     def plan(self) -> Plan:
-        """The current plan, which is remade if enough samples have come since the last one."""
+        """The current plan. A new one is made if there have been enough samples since the last one."""
         due = min(self._replan_every, 5 + self._seen_by_plan // 10)
         if self._plan is None or self._seen - self._seen_by_plan >= due:
             self._plan = self.replan()
         return self._plan
 
     def replan(self) -> Plan:
-        """Make a plan from all samples, which takes a few milliseconds at most."""
+        """Make a plan from all samples. This takes a few milliseconds at most."""
         self._revision += 1
         self._seen_by_plan = self._seen
         policy = self._make_policy()
@@ -304,7 +306,7 @@ class Learner:
         return self._plan
 
     def profile(self, name: str = "learned") -> Profile:
-        """Return what is known now, including the prior, as a profile to save and to give to the next learner."""
+        """Return the current estimates, including the prior, as a profile that can be saved and given to the next learner."""
         ttft = self._server.estimate(self._prior.server_ttft, with_told=False)
         return msgspec.structs.replace(
             self._prior,
@@ -385,14 +387,14 @@ class Learner:
 
 
 def check_policy(policy: object, constrained: object) -> Side | None:
-    """Check the policy of a race and the side that its budget limits; return the side that the policy's name implies, or None.
+    """Check a race's policy and constrained side, and return the side that the policy's name implies, or None.
 
     Args:
         policy: a name, or the caller's own object with ``decide(length, rng)``.
         constrained: "device", "server" or None.
 
     Raises:
-        ConfigError: an unknown policy or side, or a side that the policy contradicts.
+        ConfigError: the policy or the side is unknown, or they contradict each other.
     """
     is_own = not isinstance(policy, str) and callable(getattr(policy, "decide", None))
     if not is_own and policy not in get_args(PolicyName):

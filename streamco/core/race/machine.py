@@ -1,12 +1,12 @@
-"""One answer from several endpoints: when each one starts, which one wins, and what the reader gets (DiSCo 4.2, section "Race").
+"""Runs one answer's race between endpoints: when each one starts, which one wins, and what the reader gets (DiSCo 4.2, section "Race").
 
-The first *content* token wins: role deltas, empty choices and usage don't count, but the winner's are delivered at their place. Output
+The first *content* token wins. Role deltas, empty choices and usage don't count, but the winner's are delivered in order. Output
 without tokens (media, encrypted reasoning) wins only if no other endpoint is about to answer. If an attempt fails before the race is
-decided, the next one starts at once, whatever its wait. If no attempt is left, the reader gets all text that came, and then the error. If
-the endpoint fails in the middle, or writes at too high a price, another one continues the answer (``core.race.handover``). With a quality
-gate the device's first tokens don't win by themselves (``core.race.gate``).
+decided, the next one starts at once, whatever its wait. If no attempt is left, the reader gets all the text there is, and then the error.
+If the endpoint fails in the middle, or has become too expensive, another one continues the answer (``core.race.handover``). With a quality
+gate the device's first tokens are not enough to win (``core.race.gate``).
 
-The file is longer than others, because the transitions of one state are read together.
+The file is longer than others, because all transitions of the race's state are easier to read together.
 """
 
 from __future__ import annotations
@@ -62,20 +62,21 @@ class RacePlan(Struct, frozen=True, kw_only=True):
     """Everything that is decided before an answer begins. Together with the events, it reproduces the answer.
 
     Args:
-        attempts: attempts that may be opened. Those without a wait replace failed ones, in this order.
-        pace: tokens per second at the reader; "smooth" for an even flow at the rate at which they come; None to deliver at once.
-        explore: let a losing attempt run to its first token, to measure how long that takes.
-        reader_rate: tokens per second of the virtual reader that quality is measured with; None for the pace, or the reading speed.
-        on_failure: what happens if the endpoint fails in the middle. "migrate": another attempt continues the answer if it can.
-            "restart": if none can continue it, one generates it again. "raise": the reader gets the error.
-        max_tokens: limit of the answer's length; an attempt that takes over gets what is left of it.
+        attempts: attempts that may be opened. Attempts without a wait only replace failed ones, in this order.
+        pace: tokens per second at the reader; "smooth" for an even flow at the rate at which they arrive; None to deliver at once.
+        explore: let a losing attempt run until its first token, to measure how long that takes.
+        reader_rate: reading speed of the virtual reader, by which quality is measured, in tokens per second. If None, this is the pace
+            or, without a fixed pace, the usual reading speed.
+        on_failure: what happens if the endpoint fails in the middle. With "migrate", another attempt continues the answer if it can.
+            With "restart", one generates it again if none can continue it. With "raise", the reader gets the error.
+        max_tokens: maximum length of the whole answer. An attempt that takes over may write only the rest of it.
         missing: endpoints that could not take part, with their errors; reported to the reader if all others fail too.
         migration: inputs of planned migrations; None if the answer doesn't migrate.
-        fatal: failures of one endpoint that fail the whole answer while it has not begun. "none"; "refusals": 401, 403 and 404, which are
-            configuration; "all".
-        hedges: two endpoints may be asked at once; False if the tool calls that they make may have side effects.
-        is_timed: the request limits the time of the whole answer, so no endpoint continues it after that.
-        gate: decides whether the device's answer is good enough; if None, whoever is first wins.
+        fatal: which failures of one endpoint fail the whole answer, if they happen before it has begun: "none", "refusals" (401, 403 and
+            404, which mean wrong configuration) or "all".
+        hedges: whether two endpoints may be asked at once; False if the tool calls that they make may have side effects.
+        is_timed: True if the request limits the time of the whole answer, so that no endpoint continues it after a timeout.
+        gate: the rules for whether the device's answer is good enough; if None, whichever endpoint is first wins.
     """
 
     attempts: tuple[AttemptPlan, ...]
@@ -93,10 +94,10 @@ class RacePlan(Struct, frozen=True, kw_only=True):
 
 
 class RaceMachine:
-    """Runs the race and the delivery of one answer; its driver owns it.
+    """Runs the race and the delivery of one answer. A driver owns it.
 
     Args:
-        plan: what was decided before the answer began.
+        plan: the decisions made before the answer began.
     """
 
     def __init__(self, plan: RacePlan) -> None:
@@ -117,7 +118,7 @@ class RaceMachine:
         self._commands: list[Command] = []
         self._handover = make_handover(plan.migration, on_failure=plan.on_failure) if len(plan.attempts) > 1 else None
         self._successor: Attempt | None = None  # takes over as soon as its earlier work is cancelled
-        self._is_complete = False  # the winner ended; what is buffered is still to be delivered
+        self._is_complete = False  # the writer has ended, and only buffered tokens remain to be delivered
         self._orphaned: tuple[Attempt, EndpointError] | None = None  # the failed writer, until it is known who can continue
         self._patience_ends = 0.0
         self.gate = None if plan.gate is None or len(plan.attempts) < 2 else HeldBeginning(plan.gate)
@@ -132,7 +133,7 @@ class RaceMachine:
             self._start_next(now)
 
     def receive(self, event: Event, *, now: float) -> None:
-        """Handle what an endpoint or the reader did; late events of attempts that are out of the race are only counted."""
+        """Handle an event from an endpoint or the reader. Late events of attempts that are out of the race are only counted."""
         match event:
             case TokensReceived():
                 self._receive_tokens(event, now)
@@ -150,9 +151,9 @@ class RaceMachine:
                 self._receive_abilities(event, now)
 
     def pass_on(self, event: TokensReceived | TextRepeated, *, now: float) -> bool:
-        """Count an event and return True if its chunks go to the reader unchanged and now: the fast path of most tokens.
+        """Count an event, and return True if its chunks can go to the reader unchanged and at once. Most tokens take this fast path.
 
-        If it returns False, nothing was done, because more is needed than delivering the chunks; call ``receive``.
+        If it returns False, it has done nothing, because the event needs more than delivery. Call ``receive`` then.
         """
         attempt, handover = self._writer, self._handover
         if attempt is None or attempt.source != event.source or attempt.state is not AttemptState.WON or attempt.first_token is None:
@@ -181,7 +182,7 @@ class RaceMachine:
         return commands
 
     def next_deadline(self) -> float | None:
-        """Return when the next attempt starts or the next token is due, whichever is earlier, or None if nothing is timed."""
+        """Return when ``handle_deadline`` must be called next, because an attempt or a token is due, or None if nothing is timed."""
         due = self._delivery.next_due()
         if self._orphaned is not None and self.finished is None:
             return self._patience_ends if due is None else min(due, self._patience_ends)
@@ -215,7 +216,7 @@ class RaceMachine:
 
     @property
     def writer(self) -> str | None:
-        """Name of the endpoint whose tokens the reader gets: the winner, or the one that took over from it."""
+        """Name of the endpoint whose tokens the reader gets, which is the winner or the one that took over from it."""
         return self._writer.source if self._writer is not None else None
 
     @property
@@ -230,7 +231,7 @@ class RaceMachine:
 
     @property
     def is_direct(self) -> bool:
-        """True if nothing is timed and no other attempt is working, so that only the writer's tokens can come."""
+        """True if nothing is timed and no other attempt is working, so that all further events come from the writer."""
         winning = self._writer
         if self._delivery.is_paced or winning is None or winning.state is not AttemptState.WON or self._may_migrate:
             return False
@@ -238,7 +239,7 @@ class RaceMachine:
 
     @property
     def is_over(self) -> bool:
-        """True if the reader has everything and no endpoint works any more."""
+        """True if the reader has everything and no endpoint is working any more."""
         return self.finished is not None and not any(attempt.is_live for attempt in self.attempts.values())
 
     @property
@@ -270,7 +271,7 @@ class RaceMachine:
                 self._receive_beginning(attempt, event, now)
 
     def _receive_beginning(self, attempt: Attempt, event: TokensReceived, now: float) -> None:
-        """Let an attempt win by its first tokens, unless the gate holds these, or holds tokens of a device that had begun before."""
+        """Let an attempt win by its first tokens, unless the gate holds them or the device has already begun and is sure of its answer."""
         gate = self.gate
         if gate is not None and gate.holds(attempt.source):
             gate.take(event, thinks=bool(attempt.thinks))
@@ -286,7 +287,7 @@ class RaceMachine:
                 self._win(attempt, event.tokens, now)
 
     def _is_sure(self, gate: HeldBeginning, now: float) -> bool:
-        """Return True if the device has begun and is sure of it so far, since another endpoint's first tokens don't wait for more."""
+        """Return True if the device has begun and is sure of its beginning. It is graded now, because another endpoint has begun too."""
         if not gate.is_holding or gate.verdict is not None or self.attempts[gate.plan.source].state is not AttemptState.OPEN:
             return False
         return gate.grade(is_complete=False, at=now - self.began)
@@ -296,7 +297,7 @@ class RaceMachine:
         return not any(other.may_begin for other in self.attempts.values() if other is not attempt and not self._is_paused(other))
 
     def _receive_answer(self, attempt: Attempt, event: TokensReceived, now: float) -> None:
-        """Deliver what is new. A restarted answer first repeats what the reader already has."""
+        """Deliver the new part of an event. A restarted answer first repeats text that the reader already has."""
         new = event if attempt.restart_filter is None else attempt.drop_repeated(event)
         if isinstance(new, Diverged):
             self._stop(attempt, "diverged")
@@ -306,7 +307,7 @@ class RaceMachine:
             self._consider_migration(now)
 
     def _handle_divergence(self, attempt: Attempt, diverged: Diverged, now: float) -> None:
-        """Fail an attempt because its restarted answer differs from what the reader has."""
+        """Fail an attempt because its restarted answer differs from the text that the reader has."""
         error = EndpointProtocolError(str(diverged), endpoint=attempt.source)
         attempt.fail(now - self.began, error)
         self._fail_over(attempt, error, now)
@@ -318,7 +319,7 @@ class RaceMachine:
         self._consider_migration(now)
 
     def _win_after_end(self, attempt: Attempt, tokens: int, now: float) -> None:
-        """Let an answer win that ended before the race was decided."""
+        """Let an attempt win whose answer ended before the race was decided."""
         attempt.win_after_end()
         self._decide(attempt)
         if attempt.held:
@@ -326,7 +327,7 @@ class RaceMachine:
         self._complete(attempt, now)
 
     def _decide(self, winner: Attempt) -> None:
-        """End the race: no other attempt starts, and the running ones have lost."""
+        """End the race. No other attempt will start, and the running ones have lost."""
         self.winner, self._writer = winner.source, winner
         if self.gate is not None and not self.gate.is_open:
             self.gate.open()
@@ -342,7 +343,7 @@ class RaceMachine:
     # The gate
 
     def _grade(self, gate: HeldBeginning, now: float, *, is_complete: bool = False) -> None:
-        """Let the device win if it is sure of its answer; otherwise pause it, and make another endpoint answer."""
+        """Let the device win if it is sure of its answer. Otherwise pause it, and wait for another endpoint to answer."""
         if gate.grade(is_complete=is_complete, at=now - self.began):
             self._let_pass(now)
             return
@@ -361,7 +362,7 @@ class RaceMachine:
             self._commands.append(PauseStream(device.source))
 
     def _had_time(self, attempt: Attempt, gate: HeldBeginning, now: float) -> bool:
-        """Return True if the reader has waited for this attempt as long as for any other; one that was asked later isn't to blame."""
+        """Return True if the attempt had the whole waiting time to begin. An attempt that was opened later isn't to blame."""
         opened = now if attempt.opened is None else self.began + attempt.opened
         return now - opened >= gate.plan.max_wait - _EPSILON
 
@@ -376,7 +377,7 @@ class RaceMachine:
         return gate.plan.obstacle if all(attempt.plan.wait is None for attempt in waiting) else ""
 
     def _let_pass(self, now: float, because: str = "") -> None:
-        """Let the device win with all that was held. ``because`` is the reason, if it is unsure."""
+        """Let the device win with all tokens that were held. ``because`` says why, if the device is unsure."""
         gate = self.gate
         assert gate is not None, "only a gate holds tokens"
         device = self.attempts[gate.plan.source]
@@ -389,7 +390,7 @@ class RaceMachine:
         self._win(device, gate.tokens, now)
 
     def _has_second_choice(self) -> bool:
-        """Return True if an answer is held that can be delivered if no other endpoint gives one."""
+        """Return True if the gate holds an answer that can be delivered if no other endpoint gives one."""
         gate = self.gate
         return gate is not None and gate.waits and self.attempts[gate.plan.source].state is not AttemptState.FAILED
 
@@ -432,7 +433,7 @@ class RaceMachine:
         self._finish_if_empty(now)
 
     def _finish_if_empty(self, now: float) -> None:
-        """Finish the delivery if nothing more is generated and nothing is held back."""
+        """Finish the delivery if the answer is complete and nothing is held back."""
         if self._is_complete and self._delivery.is_empty:
             self._finish(now)
 
@@ -459,7 +460,7 @@ class RaceMachine:
             self._end_without_winner(now)
 
     def _receive_retrying(self, event: StreamRetrying, now: float) -> None:
-        """Let another endpoint begin at once, unless one is working, because this attempt's failed and will retry its server later."""
+        """Let another endpoint begin at once, unless one is working, because this attempt has failed and will retry only later."""
         attempt = self.attempts[event.source]
         attempt.setback = event.error
         if self.winner is not None or self.finished is not None or self.plan.fatal == "all":
@@ -477,9 +478,10 @@ class RaceMachine:
             self._let_pass(now, "no other endpoint will begin in time")
 
     def _is_fatal(self, failed: Attempt, error: EndpointError) -> bool:
-        """Return True if no other endpoint may make up for this failure.
+        """Return True if this failure fails the whole answer, and no other endpoint may answer instead.
 
-        A device whose beginning is held by the gate continues, as a winner would. If it is unsure, only a refusal is made up for.
+        If the gate holds the device's beginning, the device continues, as a winner would. If the device is unsure of it, "all" still
+        makes any failure fatal.
         """
         if self.winner is not None or self.finished is not None:
             return False
@@ -527,7 +529,7 @@ class RaceMachine:
         self.dropped += self._delivery.drop()
 
     def _stop(self, attempt: Attempt, reason: str) -> None:
-        """Command the cancel of an attempt, only once; the first reason is kept."""
+        """Command the cancel of an attempt, unless this was done before. So the first reason counts."""
         if attempt.request_stop():
             self._commands.append(CancelStream(attempt.source, reason))
 
@@ -556,7 +558,7 @@ class RaceMachine:
             self._fail_over(*self._orphaned, now)
 
     def _stop_waiting(self, now: float) -> None:
-        """Continue with what is known about the remaining endpoints."""
+        """Stop waiting to learn what the remaining endpoints can do, and continue with what is known."""
         assert self._orphaned is not None, "something is waited for"
         for attempt in self.attempts.values():
             attempt.learn(continues=attempt.plan.continues, vocabulary=attempt.plan.vocabulary)
@@ -565,7 +567,7 @@ class RaceMachine:
     def _pass_to(self, successor: Attempt, now: float, *, waits: bool = False) -> None:
         """Let the successor write from now on.
 
-        What it was doing is cancelled first; with ``waits``, its reading in advance is awaited instead.
+        Its current work is cancelled first. If ``waits`` is True, it may finish reading in advance instead.
         """
         self._writer = successor
         self._stop_preparing(except_for=successor)
@@ -595,14 +597,14 @@ class RaceMachine:
             self._commands.append(OpenStream(attempt.source))
 
     def _replace(self, attempt: Attempt, new: Attempt) -> Attempt:
-        """Store an endpoint's next attempt and return it; the former one is kept for the report."""
+        """Store an endpoint's next attempt and return it. The earlier attempt is kept for the report if it was opened."""
         if attempt.opened is not None:
             self.past_attempts.append(attempt)
         self.attempts[attempt.source] = new
         return new
 
     def _combine_mid_errors(self, last: EndpointError) -> StreamcoError:
-        """Return the last endpoint's error, or all errors if the answer was handed over before."""
+        """Return the last endpoint's error, or all errors together if the answer had been handed over before."""
         if self._handover is None or not self._handover.hand_overs:
             return last
         errors = {attempt.source: attempt.error for attempt in self.attempts.values() if attempt.error is not None}
@@ -611,7 +613,7 @@ class RaceMachine:
     # Planned migration
 
     def _consider_migration(self, now: float) -> None:
-        """Let the migration controller consider the answer as it is now."""
+        """Ask the migration controller whether the answer should move, and carry out its decision."""
         source = self._writer
         if self._handover is None or source is None or source.state is not AttemptState.WON or self.finished is not None:
             return
@@ -624,7 +626,7 @@ class RaceMachine:
                 self._migrate(source, self.attempts[target], now, waits=waits)
 
     def _prepare(self, attempt: Attempt, now: float) -> None:
-        """Let an endpoint read the prompt and the answer so far in advance, in a separate attempt."""
+        """Make an endpoint read the prompt and the answer so far in advance, in a separate attempt."""
         assert self._handover is not None, "only a migration prepares"
         partial = self._handover.partial()
         read_ahead = ReadAhead(partial.tokens, self._handover.unread(attempt, partial.tokens))
@@ -639,14 +641,14 @@ class RaceMachine:
         self._continue_after_reading(attempt, now)
 
     def _continue_after_reading(self, attempt: Attempt, now: float) -> None:
-        """Let an awaited successor take over, whether it could read in advance or not, because no endpoint is writing any more."""
+        """Let a successor that was reading in advance take over, even if that failed, because no endpoint is writing any more."""
         if attempt is not self._successor:
             self._consider_migration(now)
         elif not attempt.is_stopping:
             self._take_over(attempt, now)
 
     def _migrate(self, source: Attempt, target: Attempt, now: float, *, waits: bool) -> None:
-        """Let the target continue and stop the source; what the source generates until then is not used."""
+        """Let the target continue, and stop the source. Tokens that the source still generates are not used."""
         assert self._handover is not None, "only a controller plans migrations"
         self._handover.record_migration(source, target, at=now - self.began, buffered=self._delivery.ahead(now=now))
         source.lose()
@@ -666,7 +668,7 @@ class RaceMachine:
                 self._open(attempt, now)
 
     def _start_next(self, now: float) -> Attempt | None:
-        """Open the next untried attempt, and return it: the earliest waiting one, otherwise one without a wait; None if there is none."""
+        """Open the untried attempt with the shortest wait, or else one without a wait, and return it, or None if there is none."""
         waiting = [attempt for attempt in self.attempts.values() if attempt.state is AttemptState.WAITING]
         if not waiting:
             return None
@@ -679,7 +681,7 @@ class RaceMachine:
         self._commands.append(OpenStream(attempt.source))
 
     def _end_without_winner(self, now: float) -> None:
-        """If no attempt is open any more, take the held answer, or an empty one, or fail."""
+        """If no attempt is open any more, deliver the held answer, or an empty one, or fail."""
         attempts = self.attempts.values()
         if self.finished is not None:
             return
@@ -697,7 +699,7 @@ class RaceMachine:
         self._fail(self._combine_errors(list(attempts)), now)
 
     def _deliver_broken(self, now: float) -> None:
-        """Deliver what the gate holds before raising the error, so that the partial answer isn't lost."""
+        """Deliver the tokens that the gate holds before the error is raised, so that the partial answer isn't lost."""
         gate = self.gate
         if gate is None or not gate.is_holding or self.winner is not None:
             return

@@ -1,4 +1,4 @@
-"""Planned migration: when an answer moves to a cheaper endpoint (DiSCo 4.3; costs and buffer are computed in ``policies.migration``).
+"""Decides when an answer moves to a cheaper endpoint (DiSCo 4.3). Costs and the buffer are computed in ``policies.migration``.
 
 ::
 
@@ -6,8 +6,8 @@
        ▲             │                       │
        └─────────────┴── the target failed, or migrating does not pay any more
 
-The controller returns what should be done, and the race machine does it. It is called whenever tokens have come from the writing endpoint
-or the target has reported something. It needs no deadline, because a buffer grows by tokens.
+The controller returns the next step, and the race machine takes it. The machine calls the controller whenever tokens have arrived from the
+writing endpoint, or the target has reported something. No deadline is needed, because the buffer only grows when tokens arrive.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from streamco.profiles import RemainingLength
 __all__ = ["MigrationPlan", "MigrationController", "Prepare", "Release", "MigrationState", "Switch"]
 
 _STEP = 8  # an answer that needn't migrate is considered again when it is an eighth longer
-_MAX_ROUNDS = 8  # of reading in advance; after them what is left to read is accepted as it is
+_MAX_ROUNDS = 8  # of reading in advance; the tokens that are unread after them are accepted as the rest
 _CAUTION = 1.5  # factor on a time that was measured once
 _MEASURED_SETUP = 0.15  # seconds, if only the time per token was measured
 # The share of the expected tokens to count on: answers to prompts of one kind may be this much shorter than average, and then a migration
@@ -44,21 +44,21 @@ _PATIENCE = 3.0  # reading in advance may take this many times its estimate befo
 
 
 class MigrationPlan(Struct, frozen=True, kw_only=True):
-    """The inputs of an answer's migrations, known when it begins.
+    """The inputs for deciding about an answer's migrations, known when the answer begins.
 
     Args:
         terms: costs and times by endpoint; an endpoint that is missing neither hands over nor takes over.
         lengths: distribution of answer lengths.
-        prompt_tokens: length of the prompt, tokens.
-        reader_rate: tokens per second that the reader takes (r_c).
-        capacity: tokens that the source may be ahead of the reader; a larger buffer never fills.
+        prompt_tokens: length of the prompt, in tokens.
+        reader_rate: how many tokens per second the reader reads (r_c).
+        capacity: how many tokens the source may be ahead of the reader; a larger buffer never fills.
         rule: how the hand-over is made.
-        max_migrations: limit of migrations of one answer.
+        max_migrations: maximum number of migrations of one answer.
         constrained: endpoints of the side that the budget limits. A migration never starts that side, so they take over only in answers
             for which one of them was opened anyway.
-        max_tokens: limit of the answer's length, tokens; None if there is none.
-        barred: (source, target) pairs of moves that must not happen because the target's model is not good enough, even ones that would
-            save nothing: they apply to every endpoint that has written a part of the answer, not only to the last one.
+        max_tokens: maximum length of the answer in tokens; None if there is none.
+        barred: (source, target) pairs between which no move may happen, because the target's model is not good enough. A source here is
+            any endpoint that has written a part of the answer, not only the last one, so pairs that would save nothing are listed too.
     """
 
     terms: Mapping[str, Terms]
@@ -81,7 +81,7 @@ class MigrationState(Struct, frozen=True):
         attempts: all attempts, by endpoint.
         position: tokens generated so far.
         buffered: number of these tokens that the reader has not reached.
-        now: seconds since the request.
+        now: the current time in seconds since the request.
     """
 
     source: Attempt
@@ -92,7 +92,7 @@ class MigrationState(Struct, frozen=True):
 
 
 class Prepare(Struct, frozen=True):
-    """Let this endpoint read the prompt and the answer so far in advance."""
+    """Make this endpoint read the prompt and the answer so far in advance."""
 
     target: str
 
@@ -104,36 +104,36 @@ class Release(Struct, frozen=True):
 
 
 class Switch(Struct, frozen=True):
-    """Stop the source and let this endpoint continue, with ``waits`` only after it has read what it is reading."""
+    """Stop the source and let this endpoint continue. If ``waits`` is True, it first finishes what it is reading in advance."""
 
     target: str
     waits: bool = False
 
 
 class MigrationController:
-    """Decides about the migrations of one answer, and is owned by its hand-over.
+    """Decides about the migrations of one answer. The answer's hand-over owns it.
 
     Args:
-        plan: what is known when the answer begins.
+        plan: costs, times and limits, as known when the answer begins.
     """
 
     def __init__(self, plan: MigrationPlan) -> None:
         self._plan = plan
         self._terms = dict(plan.terms)
         self._target: str | None = None
-        self._next_position = 1  # the answer is not considered before it
+        self._next_position = 1  # the answer is not considered before this position
         self._rounds = 0
         self._moves = 0
         self._writers: set[str] = set()
-        self._reading: tuple[float, int] | None = None  # begin of reading in advance, seconds; tokens to be read
+        self._reading: tuple[float, int] | None = None  # when reading in advance began, in seconds; tokens to be read
 
     @property
     def is_done(self) -> bool:
-        """True if no migration will come any more."""
+        """True if there will be no further migration."""
         return self._moves >= self._plan.max_migrations or len(self._terms) < 2
 
     def consider(self, state: MigrationState) -> Prepare | Release | Switch | None:
-        """Return what should be done now, or None if there is nothing."""
+        """Return the step to take now, or None if there is nothing to do."""
         self._writers.add(state.source.source)
         if self.is_done or state.source.source not in self._terms:
             return None
@@ -147,7 +147,7 @@ class MigrationController:
         return self._advance(state, state.attempts[self._target])
 
     def record_copied(self, target: str, *, kept: int, seconds: float, tokens: int) -> None:
-        """Record that the target has read ``tokens`` in advance in ``seconds``, up to the ``kept``-th token of the answer."""
+        """Record that the target took ``seconds`` to read ``tokens`` tokens in advance, up to the ``kept``-th token of the answer."""
         terms = self._terms[target]
         if terms.setup is None and tokens and terms.pre_copy == "append":
             self._terms[target] = replace(terms, setup=_MEASURED_SETUP, per_token=_CAUTION * seconds / tokens)
@@ -159,7 +159,7 @@ class MigrationController:
         self.reset()
 
     def record_failover(self, failed: str) -> None:
-        """Record that an endpoint which has written a part of the answer was replaced."""
+        """Record that an endpoint failed and was replaced after it had written a part of the answer."""
         self._writers.add(failed)
         self.reset()
 
@@ -168,13 +168,13 @@ class MigrationController:
         self._target, self._rounds, self._reading = None, 0, None
 
     def unread(self, target: Attempt, position: int) -> int:
-        """Return how many tokens of prompt and answer a target has not read yet."""
+        """Return how many tokens of the prompt and the answer a target has not read yet."""
         return position - target.kept if target.kept is not None else self._plan.prompt_tokens + position
 
     # Looking
 
     def _choose(self, state: MigrationState) -> str | None:
-        """Return the target that saves most, or None if none saves anything."""
+        """Return the target that saves the most, or None if none saves anything."""
         savings = {}
         for name in self._terms:
             attempt = state.attempts.get(name)
@@ -195,7 +195,7 @@ class MigrationController:
         )
 
     def _saving(self, state: MigrationState, target: Attempt) -> float:
-        """Return the US dollars that a migration to this target saves; 0 or less means that it saves nothing."""
+        """Return how many US dollars a migration to this target saves. If it saves nothing, the result is 0 or less."""
         plan, terms = self._plan, self._terms[target.source]
         if not keeps_up(terms, plan.reader_rate):
             return 0.0
@@ -215,7 +215,7 @@ class MigrationController:
         )
 
     def _tokens_until_covered(self, state: MigrationState, target: Attempt) -> float | None:
-        """Return how many tokens the source generates until the buffer covers the hand-over, or None if the target's time is not known."""
+        """Return how many tokens the source generates before the buffer covers the hand-over, or None if the target's time is not known."""
         plan, terms = self._plan, self._terms[target.source]
         source_rate, reader_rate, buffered = self._source_rate(state), plan.reader_rate, state.buffered
         seconds = terms.seconds_to_first_token(self.unread(target, state.position))
@@ -267,7 +267,7 @@ class MigrationController:
         return seconds is not None and state.buffered >= buffer_needed(seconds, self._plan.reader_rate)
 
     def _switch_early(self, state: MigrationState, target: Attempt) -> Switch | None:
-        """Return the command to stop the source while the target still reads; None if the buffer doesn't cover the rest of its reading."""
+        """Return a switch that lets the target finish its reading first, or None if the buffer doesn't cover that or it doesn't pay."""
         terms = self._terms[target.source]
         if (
             self._reading is None

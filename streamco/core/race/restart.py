@@ -1,16 +1,16 @@
-"""The restart filter: drops what the reader already has from an answer that is generated again, and passes on the rest.
+"""When an answer is generated again, the restart filter drops the text that the reader already has, and passes on the rest.
 
 An endpoint that can't be given the beginning of an answer can only be sent the whole request again, with the caller's consent. Its text is
-compared with the answer so far, character by character from position 0 up to the answer's end, and never after that. Nothing is searched
-for: text that repeats ("ha ha ha") is dropped as often as the reader has it, and one more repetition is new and is shown. Looking for the
-longest end of the old text at the beginning of the new one would be a guess, and would drop a repetition that the model intended.
+compared with the answer so far, character by character from position 0 to the end of that answer. Nothing else is tried. So if text
+repeats ("ha ha ha"), it is dropped as often as the reader has it, and one more repetition is new and is shown. Searching for the longest
+overlap between the end of the old text and the beginning of the new one would be a guess, and would drop intended repetitions.
 
-Text decides, in code points, because that is what the reader has. Old and new ids from one vocabulary show more: where the new part
-begins inside a chunk of several tokens, or after a token that has no whole character yet. Different ids for the same text are a different
-spelling, not a divergence. Then the first new text has no ids, because all ids together might no longer spell the whole answer.
+The text decides, in code points, because text is what the reader has. If old and new ids come from one vocabulary, they show more: where
+the new part begins inside a chunk of several tokens, or after a token that doesn't complete a character. Different ids for the same text
+are a different spelling, not a divergence. Then the first new text has no ids, because all ids together might not spell the whole answer.
 
-Nothing is passed on before the new answer has reached the end of the old one, because the reader must not see anything of an answer that
-diverges. Roles and reasoning before that point led to what the reader has, and are dropped.
+Nothing is passed on before the new answer has reached the end of the old one, because the reader must not see any of an answer that
+diverges. Roles and reasoning before that point belong to text that the reader has, so they are dropped.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _EXCERPT = 20  # code points
 
 
 class Diverged(Struct, frozen=True):
-    """A restarted answer that differs from what the reader has, so that it can't replace the rest.
+    """A restarted answer differs from the text that the reader has, so it can't supply the rest.
 
     Args:
         position: number of code points that were the same.
-        expected: the old answer from there on, an excerpt.
-        got: the new answer from there on, an excerpt; "" if it ended.
+        expected: an excerpt of the old answer after that position.
+        got: an excerpt of the new answer after that position; "" if the new answer ended there.
     """
 
     position: int
@@ -46,7 +46,7 @@ class Diverged(Struct, frozen=True):
 
 
 class RestartFilter:
-    """Drops from a restarted answer what the reader has. It is owned by the attempt and doesn't change the chunks it is fed.
+    """Drops text that the reader already has from a restarted answer. The attempt owns it. It doesn't change the chunks it is fed.
 
     Args:
         partial: the answer so far.
@@ -66,7 +66,7 @@ class RestartFilter:
 
     @property
     def is_open(self) -> bool:
-        """True while events are still to be fed; afterwards everything that follows is new."""
+        """True while events must still be fed. Once it is False, everything that follows is new."""
         return self._lacks_text or self._lacks_ids or self._is_uncertain
 
     @property
@@ -78,7 +78,7 @@ class RestartFilter:
         return self._is_exact and self._id_position < len(self._ids)
 
     def feed(self, event: TokensReceived) -> TokensReceived | Diverged | None:
-        """Return what is new in an event, None if nothing is yet, or ``Diverged`` if the answer differs and none of it can be used."""
+        """Return the new part of an event, None if nothing is new yet, or ``Diverged`` if the answer differs and can't be used."""
         if not self.is_open:
             return event
         taken = [self._take(chunk) if self.is_open else chunk for chunk in event.chunks]
@@ -88,13 +88,13 @@ class RestartFilter:
         return TokensReceived(event.source, passed, _count(event, taken)) if passed else None
 
     def end(self) -> Diverged | None:
-        """Handle the end of the stream. Returns ``Diverged`` if it came before the end of what the reader has."""
+        """Handle the end of the stream. Return ``Diverged`` if the new answer is shorter than the reader's text, or had diverged before."""
         if self._diverged is None and self._lacks_text:
             self._diverge("")
         return self._diverged
 
     def _take(self, chunk: ChatCompletionChunk) -> ChatCompletionChunk | None:
-        """Return the chunk without what the reader has, or None if nothing is left of it."""
+        """Return the chunk without the text that the reader has, or None if nothing is left."""
         if self._diverged is not None or not chunk.choices:
             return None if self._lacks_text else chunk
         choice = chunk.choices[0]
@@ -134,7 +134,7 @@ class RestartFilter:
         return same
 
     def _take_ids(self, choice: ChunkChoice, taken: int, new: str) -> list[int] | None:
-        """Return the ids of what is new in a choice, or None if it has none, or they would not spell exactly that."""
+        """Return the ids of the new text in a choice, or None if there are none or they would not spell exactly that text."""
         given = choice.token_ids or []
         if not self._is_exact:
             return None if taken or self._is_uncertain else choice.token_ids
@@ -151,7 +151,7 @@ class RestartFilter:
 
 
 def _count(event: TokensReceived, taken: list[ChatCompletionChunk | None]) -> int:
-    """Return the number of tokens passed on, counted by ids if there are any, otherwise by their share of the event's characters."""
+    """Return how many tokens are passed on, counted by their ids or, for text without ids, by its share of the event's characters."""
     ids = size = kept_ids = kept_size = 0.0
     for chunk, left in zip(event.chunks, taken, strict=True):
         for choice in chunk.choices[:1]:
@@ -165,13 +165,13 @@ def _count(event: TokensReceived, taken: list[ChatCompletionChunk | None]) -> in
 
 
 def _share(choice: ChunkChoice, left: ChunkChoice) -> float:
-    """Return how much of a choice is left."""
+    """Return which share of a choice is left, 0..1."""
     if choice.token_ids and left.token_ids:
         return len(left.token_ids) / len(choice.token_ids)
     return _size(left.delta) / _size(choice.delta) if _size(choice.delta) else 0.0
 
 
 def _size(delta: ChoiceDelta) -> int:
-    """Return the number of characters of a delta; a piece of a tool call counts as one."""
+    """Return the number of characters in a delta. A piece of a tool call counts as one character."""
     texts = (delta.content, delta.reasoning_content or delta.reasoning, delta.refusal)
     return sum(len(text or "") for text in texts) + len(delta.tool_calls or ()) + bool(delta.function_call)

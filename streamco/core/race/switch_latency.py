@@ -1,10 +1,10 @@
-"""Each endpoint's time to continue an answer and its rate, learned from its attempts (t_m of DiSCo equation 6).
+"""Learns from each endpoint's attempts how long it takes to continue an answer, and how fast it writes (t_m of DiSCo equation 6).
 
-A hand-over must be covered nearly always, not on average. So what is learned is a time that is seldom exceeded: a line over the tokens to
-read, moved up until nearly all samples lie below it. A device's line is scaled by the worst ratio in the window. A server's time hardly
-depends on length (DiSCo section 3), so its line is flat until many different lengths show otherwise. The 99th percentile of the rest, by
-the product-limit estimate, is added to it, because races that the server lost are censored. Few samples show little of a tail, so they are
-scaled up.
+The buffer must cover a hand-over nearly always, not just on average. So the learned time is one that is seldom exceeded: a line over the
+tokens to read, moved up until nearly all samples lie below it. A device's line is scaled by the worst ratio in the window. A server's time
+hardly depends on length (DiSCo section 3), so its line is flat until many different lengths show otherwise. The line is raised by the 99th
+percentile of the times above it. This percentile is a product-limit estimate, because races that the server lost are censored. Few samples
+show little of the tail, so the result is scaled up if there are few.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _TAIL = 0.99
 _INEXPERIENCE = 3.0  # samples: n of them are scaled by 1 + 3 / n
 _MIN_SETUP = 0.05  # seconds; a line through few points may give zero
 _MIN_FOR_SLOPE = 16  # samples of a server
-_MIN_SPREAD = 4.0  # ratio of longest to shortest
+_MIN_SPREAD = 4.0  # ratio of the longest to the shortest
 _SHARE_NEW = 16  # a line is fitted again when a sixteenth of its samples are new, because a fit takes up to a millisecond
 
 
 class EndpointTiming:
-    """One endpoint's time to its first token and its rate, as learned; the switch learner owns it.
+    """Learns one endpoint's time to first token and its rate. The switch learner owns it.
 
     Args:
-        is_device: its times are proportional to the tokens to be read.
+        is_device: True if its times are proportional to the number of tokens to be read.
     """
 
     def __init__(self, *, is_device: bool) -> None:
@@ -40,11 +40,11 @@ class EndpointTiming:
         self._samples: deque[tuple[int, float, bool]] = deque(maxlen=_WINDOW)  # tokens, seconds, censored
         self._rates: deque[float] = deque(maxlen=_WINDOW)
         self._line: tuple[float, float] | None = None
-        self._is_stale = False  # the line is fitted only when it is requested, which never happens with one endpoint
+        self._is_stale = False  # the line is fitted only when it is needed, which it never is with a single endpoint
         self._new = 0
 
     def observe_start(self, tokens: int, seconds: float, *, is_censored: bool = False) -> None:
-        """Add a start in which ``tokens`` were read, and the first token came after ``seconds`` or, if ``is_censored``, later."""
+        """Add a start that had to read ``tokens`` tokens. Its first token took ``seconds`` or, if ``is_censored``, longer."""
         if self._is_device and (is_censored or tokens < 1):
             return
         self._samples.append((tokens, seconds, is_censored))
@@ -57,12 +57,12 @@ class EndpointTiming:
 
     @property
     def rate(self) -> float | None:
-        """Tokens per second that three quarters of the attempts reached; None if not known."""
+        """The rate in tokens per second that three quarters of the attempts reached; None if not known."""
         return sorted(self._rates)[len(self._rates) // 4] if self._rates else None
 
     @property
     def start(self) -> tuple[float, float] | None:
-        """Seconds to the first token, and seconds more for each token to be read. Both are seldom exceeded. None if not known."""
+        """Seconds to the first token, and the seconds to add for each token to be read. They are seldom exceeded. None if not known."""
         if self._is_stale:
             self._is_stale, self._new = False, 0
             self._line = self._device_line() if self._is_device else self._server_line()
@@ -100,13 +100,13 @@ class EndpointTiming:
 
 
 class SwitchLearner:
-    """The timing of every endpoint by name, owned by the client's migration planner."""
+    """Keeps the timing of every endpoint by name. The client's migration planner owns it."""
 
     def __init__(self) -> None:
         self._timings: dict[str, EndpointTiming] = {}
 
     def timing(self, name: str, *, is_device: bool) -> EndpointTiming:
-        """Return the timing of an endpoint, which is a new one if the name is new."""
+        """Return the timing of an endpoint, creating it if the name is new."""
         if name not in self._timings:
             self._timings[name] = EndpointTiming(is_device=is_device)
         return self._timings[name]

@@ -1,11 +1,11 @@
-"""The text and tokens of an answer so far, so that another endpoint can continue it (DiSCo 4.3, "Efficient Token Transfer").
+"""Keeps the text and tokens of an answer so far, so that another endpoint can continue it (DiSCo 4.3, "Efficient Token Transfer").
 
-Every token has a position. If all tokens so far come from one vocabulary and their ids are known, ids are handed over. Otherwise text is,
-which the target tokenizes itself.
+Every token has a position. If all tokens so far come from one vocabulary and their ids are known, the ids are handed over. Otherwise the
+text is handed over, and the target tokenizes it itself.
 
-Text never ends inside a code point. Most endpoints hold back the bytes of an unfinished one, so its tokens are generated again. vLLM sends
-the first ids of a code point before its text. Those ids are dropped too: if the ids of a prompt end inside a code point, vLLM may return
-the whole prompt with the rest of it.
+Text never ends inside a code point. Most endpoints hold back the bytes of an unfinished code point, so its tokens are generated again. vLLM
+sends the first ids of a code point before its text. These ids are dropped too: if the ids of a prompt end inside a code point, vLLM may
+return the whole prompt along with the rest of that code point.
 
 Reasoning is not part of the answer and is not handed over.
 """
@@ -19,7 +19,7 @@ __all__ = ["Transcript"]
 
 
 class Transcript:
-    """The batches of chunks that make up an answer. They are only read on a hand-over, because most answers are never handed over."""
+    """Stores the batches of chunks that make up an answer. It reads them only for a hand-over, because most answers need none."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -30,7 +30,7 @@ class Transcript:
         """Add a batch of chunks.
 
         Args:
-            chunks: the chunks, or an event that stands for one of them.
+            chunks: the chunks, or an event that stands for a single chunk.
             tokens: number of content tokens in the chunks.
             vocabulary: fingerprint of the endpoint's tokenizer; None if not known.
         """
@@ -39,7 +39,7 @@ class Transcript:
 
     @property
     def is_text_alone(self) -> bool:
-        """True if the answer so far has only text and reasoning. Half a tool call, refusal or audio can't be handed over."""
+        """True if the answer so far has only text and reasoning. Half of a tool call, refusal or audio output can't be handed over."""
         deltas = [choice.delta for _, choice in self._choices()]
         return not any(delta.tool_calls or delta.function_call or delta.refusal or delta.audio for delta in deltas)
 
@@ -60,7 +60,7 @@ class Transcript:
         return "".join(choice.delta.content or "" for _, choice in self._choices())
 
     def partial(self) -> Partial:
-        """Return the beginning of the answer for a target, in whole code points."""
+        """Return the beginning of the answer that a target needs to continue it, in whole code points."""
         ids: list[int] = []
         vocabularies: set[str | None] = set()
         incomplete = self._incomplete()
@@ -102,13 +102,13 @@ class Transcript:
         return count
 
     def drop_incomplete(self) -> None:
-        """Drop the ids without text at the end, because the target continues from ``partial`` and generates them again."""
+        """Drop ids at the end that have no text yet, because the target continues from ``partial`` and generates them again."""
         incomplete = self._incomplete()
         self._dropped.update(incomplete)
         self.tokens -= sum(incomplete.values())
 
     def _incomplete(self) -> dict[int, int]:
-        """Return the last choices that have ids but no text yet, as a number of ids by position."""
+        """Find the last choices that have ids but no text yet, and return their numbers of ids by position."""
         incomplete: dict[int, int] = {}
         for position, (_, choice) in reversed(list(enumerate(self._choices()))):
             if position in self._dropped or choice.delta.content or choice.delta.reasoning_content or choice.delta.reasoning:
@@ -126,5 +126,5 @@ def _chunks_of(batch: list[ChatCompletionChunk] | TextRepeated) -> list[ChatComp
 
 
 def _is_silent(delta: ChoiceDelta) -> bool:
-    """Return True if a delta contains nothing that was generated, but only a role or an end."""
+    """Return True if a delta contains nothing that was generated, such as only a role or the end of the stream."""
     return not (delta.content or delta.reasoning_content or delta.reasoning or delta.refusal or delta.tool_calls or delta.function_call)

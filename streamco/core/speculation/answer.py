@@ -1,4 +1,4 @@
-"""The answer so far: which tokens are committed, and which are shown but may be retracted. It also counts them."""
+"""Keeps the answer so far: the committed tokens, and the tokens that are shown but may be retracted. It also counts them."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from streamco.events import Origin, common_prefix_length
 __all__ = ["Emit", "PeerPrefix", "SpeculativeAnswer"]
 
 Emit = Literal["verified", "draft"]
-"""What the reader gets: only final tokens, or drafts at once, which may be retracted."""
+"""Whether the reader gets only final tokens ("verified"), or also drafts at once, which may be retracted later ("draft")."""
 
 
 class SpeculativeAnswer:
     """The committed tokens of an answer and, if its reader sees drafts, the provisional tokens after them.
 
     Args:
-        emit: takes the commands to the reader.
+        emit: called with each command that concerns the reader.
         report: counts the tokens.
-        shows_drafts: the reader gets drafts before they are verified.
+        shows_drafts: whether the reader gets drafts before they are verified.
         end_ids: tokens that end the text. They are committed but not delivered.
-        max_tokens: longest length of the answer; None for no limit.
+        max_tokens: maximum length of the answer; None for no limit.
 
     Attributes:
         ids: committed tokens.
@@ -71,7 +71,7 @@ class SpeculativeAnswer:
         return None if self._max_tokens is None else self._max_tokens - len(self.ids)
 
     def propose(self, ids: Sequence[int]) -> None:
-        """If the reader sees drafts, show this draft as the provisional tokens, in place of the former ones."""
+        """If the reader sees drafts, show this draft as the provisional tokens, replacing the previous ones."""
         if not self._shows_drafts or self.ended is not None:
             return
         end = next((position for position, token in enumerate(ids) if token in self._end_ids), len(ids))
@@ -83,13 +83,13 @@ class SpeculativeAnswer:
             self._provisional = shown
 
     def commit_unverified(self, draft: Sequence[DraftToken]) -> int:
-        """Commit a chunk that is not sent to the verifier; return how many of its tokens are committed."""
+        """Commit a draft that is not sent to the verifier, and return how many of its tokens were committed."""
         committed = self.commit([token.id for token in draft], "device")
         self.report.device += committed
         return committed
 
     def commit_verdict(self, sent: Round, verdict: VerdictReceived) -> int:
-        """Commit what the verdict says about a round; return how many tokens are committed."""
+        """Commit the tokens that a verdict accepts and adds, and return how many were committed."""
         report, siblings = self.report, len(sent.siblings)
         report.rounds += 1
         report.branched_rounds += sent.branches > 0
@@ -121,12 +121,12 @@ class SpeculativeAnswer:
         self._emit(FinishAnswer(reason))
 
     def fail(self, error: StreamcoError) -> None:
-        """End the answer with an error; committed tokens stay."""
+        """End the answer with an error. Committed tokens stay."""
         self.retract()
         self._emit(FailAnswer(error))
 
     def commit(self, ids: Sequence[int], origin: Origin) -> int:
-        """Commit the tokens up to the end of the text or the limit; return how many were committed."""
+        """Commit the tokens up to the end of the text or the limit, and return how many were committed."""
         if self.ended is not None:
             return 0
         kept = list(ids if self.free_tokens is None else ids[: self.free_tokens])
@@ -141,7 +141,7 @@ class SpeculativeAnswer:
         return len(kept)
 
     def _show(self, ids: list[int], origin: Origin) -> None:
-        """Commit what the reader already has, retract what differs, and deliver the rest."""
+        """Commit the tokens that the reader already has, retract the ones that differ, and deliver the rest."""
         same = common_prefix_length(self._provisional, ids)
         if same:
             self._emit(CommitIds(same, origin))
@@ -162,10 +162,10 @@ class SpeculativeAnswer:
 
 
 class PeerPrefix:
-    """The part of the answer that a peer holds (the device's sequence or the verifier's context), and the length of its committed part.
+    """Keeps track of the answer's tokens that a peer has (the device's sequence or the verifier's context), and how many are committed.
 
     Attributes:
-        ids: the tokens that the peer holds.
+        ids: the tokens that the peer has.
     """
 
     def __init__(self) -> None:
@@ -173,12 +173,12 @@ class PeerPrefix:
         self._same = 0  # tokens known to equal the committed ones, which never change
 
     def common_length(self, committed: Sequence[int]) -> int:
-        """Return how many of the committed tokens the peer holds, which is the length to which it must be cut."""
+        """Return how many of the committed tokens the peer has. Its sequence must be cut to this length."""
         self._same = common_prefix_length(self.ids, committed, self._same)
         return self._same
 
     def update(self, length: int, ids: Sequence[int]) -> None:
-        """Record that the peer is cut to ``length`` tokens and continues with ``ids``."""
+        """Record that the peer's sequence is cut to ``length`` tokens and continues with ``ids``."""
         if length > len(self.ids):
             raise AssertionError(f"expected to cut to at most the {len(self.ids)} tokens that the peer holds, got {length}")
         self._same = min(self._same, length)

@@ -1,6 +1,6 @@
-"""Estimators of single figures: averages that forget, so that they follow a changing device, link or server.
+"""Averages that forget old values, so that they follow a changing device, link or server.
 
-Each takes its data through ``record`` and can be asked at any time. The units are seconds and tokens.
+Each gets its data through ``record`` and can be read at any time. The units are seconds and tokens.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ __all__ = ["DecayedRatio", "Ewma", "HitRate", "RemoteStepTime", "RoundTrip", "Dr
 
 DECAY = 0.98  # the weight of a draft token or a round after the next one
 WEIGHT = 0.15  # of a new time
-_MOST_LEFT_OUT = 16  # times taken during other work that are left out in a row; after that, other times don't seem to come
-_MOST_LEFT_OUT_OF_STREAMS = 48  # the same for a stream's times, each of which is one token
-_CLEARLY_LESS = 0.8  # of a known time: what takes less than this during other work has become faster
-_ALONE = 0.7  # of a draft step's time during a stream that it may take without one: 17 ms against 23 to 26 where both share two cores
+_MOST_LEFT_OUT = 16  # times measured during other work that are left out in a row; after that, better times don't seem to come
+_MOST_LEFT_OUT_OF_STREAMS = 48  # the same for a stream's times, each for one token
+_CLEARLY_LESS = 0.8  # of a known time: a step that takes less than this during other work has become faster
+_ALONE = 0.7  # of a draft step's time during a stream, which it may take without one: 17 ms against 23 to 26 when sharing two cores
 _UNKNOWN_REMOTE_STEP = 0.05  # seconds, until it is measured
-_PACE_TOKENS = 32  # of a stream that count; a token that takes twice its time changes the mean by only 3 %
-_PRIOR_TOKENS = 7  # as which a stream's prior counts
-_SAMPLE = 15  # tokens of a stream after its first that are enough to measure its pace again; then earlier times weigh no more
-_STALE_PER_TOKEN, _MAX_STALE = 64, 2048  # drafted tokens after which a pace is stale: per measured stream token; and at most
+_PACE_TOKENS = 32  # how many of a stream's last tokens count; a token that takes twice its time changes the mean by only 3 %
+_PRIOR_TOKENS = 7  # how many tokens a stream's prior counts as
+_SAMPLE = 15  # tokens of a stream after its first that are enough to measure its pace again; then earlier times no longer count
+_STALE_PER_TOKEN, _MAX_STALE = 64, 2048  # drafted tokens after which a pace is stale, per measured stream token and at most
 
 
 class DecayedRatio:
     """A mean in which older events count less: sum of values / number of events, both decayed by each new event.
 
     Args:
-        decay: factor on the weight of earlier events for each new event, 0..1.
-        prior: the value believed at first.
-        prior_events: number of events that the prior counts for; they decay like others.
+        decay: factor by which each new event reduces the weight of earlier ones, 0..1.
+        prior: the value to begin with.
+        prior_events: number of events that the prior counts as; they decay like others.
 
     Attributes:
         total: decayed sum of the values.
@@ -54,7 +54,7 @@ class DecayedRatio:
         return self.total / self.events
 
     def with_prior(self, prior: float, prior_events: float) -> tuple[float, float]:
-        """Return (total, events) with a prior that doesn't decay, for ratios that follow a model until they are measured."""
+        """Return (total, events) with a prior that doesn't decay. This suits ratios that follow a model until they are measured."""
         return prior_events * prior + self.total, prior_events + self.events
 
 
@@ -62,13 +62,13 @@ class Ewma:
     """An exponentially weighted moving average.
 
     Args:
-        value: the value believed at first.
+        value: the value to begin with.
         weight: weight of a new value, 0..1.
-        first_weight: weight of the first one; None for the same as the others. With 1, the first value replaces what was believed.
+        first_weight: weight of the first recorded value; None for the same weight as the others. With 1, it replaces the initial value.
 
     Attributes:
         value: the average.
-        is_measured: a value was recorded.
+        is_measured: True once a value has been recorded.
     """
 
     def __init__(self, value: float, weight: float = WEIGHT, *, first_weight: float | None = None) -> None:
@@ -85,17 +85,17 @@ class Ewma:
 
 
 class DraftStepTimes:
-    """Seconds of the draft model's step, by the number of sequences in its batch.
+    """Estimates how many seconds a step of the draft model takes, by the number of sequences in its batch.
 
-    A draft during a stream may take longer than others: where device and server share memory, both read their weights from it at the
-    same time. Until a draft that will be verified has been timed, a time longer than the prior counts as the prior, or as 0.7 of itself
-    if that is more. If that is too optimistic, only one round is wasted, while too pessimistic a forecast would stop the device drafting.
+    A draft during a stream may take longer than others: if device and server share memory, both read their weights from it at the same
+    time. So until a draft without a stream has been timed, a time longer than the prior counts as the prior, or as 0.7 of itself if that is
+    more. If this is too optimistic, only one round is wasted, but if it were too pessimistic, the device would stop drafting.
 
-    Once such a draft has been timed, times during a stream count fully if they are clearly shorter. They also count after many in a row,
-    because a device may have become faster or slower.
+    After that, times measured during a stream count only if they are clearly shorter than the known one, or if there are many in a row,
+    because the device may have become faster or slower.
 
     Args:
-        prior: seconds that a step on 1, 2, ... sequences takes, until they are measured.
+        prior: how many seconds a step on 1, 2, ... sequences takes, until this is measured.
     """
 
     def __init__(self, prior: Sequence[float]) -> None:
@@ -108,18 +108,18 @@ class DraftStepTimes:
 
     @property
     def times(self) -> Sequence[float]:
-        """Seconds of a step on 1, 2, ... sequences."""
+        """How many seconds a step on 1, 2, ... sequences takes."""
         return self._times
 
     @property
     def is_measured(self) -> bool:
-        """True once any step was measured."""
+        """True once any step has been measured."""
         return bool(self._measured)
 
     def record(self, sequences: int, tokens: int, seconds: float, *, is_beside_stream: bool = False) -> None:
-        """Record that ``tokens`` steps on ``sequences`` took ``seconds``; impossible figures are ignored.
+        """Record that ``tokens`` steps on ``sequences`` sequences took ``seconds``. Impossible figures are ignored.
 
-        The prior and the first times have equal weights; later ones are weighted as in a moving average.
+        The prior and the first times have equal weights. Later times are weighted as in a moving average.
         """
         if not tokens or seconds <= 0.0 or not 1 <= sequences <= len(self._times):
             return
@@ -138,7 +138,7 @@ class DraftStepTimes:
             self._known_alone.add(sequences)
             if sequences in self._beside_stream:
                 self._beside_stream.remove(sequences)
-                known = -1  # it takes the place of those
+                known = -1  # this time replaces the ones measured during a stream
         self._measured[sequences] = known + 1
         self._times[sequences - 1] += max(WEIGHT, 1.0 / (known + 2)) * (seconds / tokens - self._times[sequences - 1])
         for position in range(len(self._times)):
@@ -146,9 +146,9 @@ class DraftStepTimes:
                 self._times[position] = self._estimate(position + 1)
 
     def _estimate(self, sequences: int) -> float:
-        """Return the time for a size that was never measured, estimated from the nearest measured sizes.
+        """Estimate the time for a number of sequences that was never measured, from the nearest numbers that were.
 
-        Two measured sizes give a line. A single one scales the prior.
+        Two measured numbers give a line. A single one scales the prior.
         """
         near = sorted(self._measured, key=lambda number: abs(number - sequences))[:2]
         known = self._times[near[0] - 1]
@@ -159,15 +159,15 @@ class DraftStepTimes:
 
 
 class HitRate:
-    """The share of rounds that begin with a pre-drafted branch, in proportion to the acceptance rate.
+    """Estimates the share of rounds that begin with a pre-drafted branch, in proportion to the acceptance rate.
 
-    Both rise and fall with the text: a real pair of models has 0.82 to 0.85 hits at an acceptance of 0.87 on code, and 0.54 to 0.58 at 0.57
+    Both depend on the text: a real pair of models had a hit rate of 0.82 to 0.85 at an acceptance of 0.87 on code, and 0.54 to 0.58 at 0.57
     on prose. So if the acceptance rate changes while drafts are only compared with a stream, the expected hit rate changes, too.
 
     Args:
-        prior: the share believed at first; None for the acceptance rate.
-        acceptance: the acceptance rate that the prior goes with.
-        prior_events: number of rounds that a prior counts for.
+        prior: the share to begin with; None for the acceptance rate.
+        acceptance: the acceptance rate to which the prior belongs.
+        prior_events: number of rounds that a prior counts as.
     """
 
     def __init__(self, prior: float | None, acceptance: float, prior_events: float) -> None:
@@ -183,21 +183,21 @@ class HitRate:
 
     @property
     def is_measured(self) -> bool:
-        """True once a round was recorded, or if a prior was given."""
+        """True if a round has been recorded, or if a prior was given."""
         return self._hits.events > 0.0
 
     def at(self, acceptance: float) -> float:
-        """Return the share that is expected at this acceptance rate, 0..1."""
+        """Return the expected share of rounds at this acceptance rate, 0..1."""
         believed = max(0.0, self._prior_events - self._hits.events) * acceptance
         expected = self._acceptance.total + believed
         return min(1.0, acceptance * (self._hits.total + believed) / expected) if expected else 0.0
 
 
 class RoundTrip:
-    """Seconds from sending a draft to its verdict, and the link's part of them.
+    """Estimates the time from sending a draft to its verdict, and how much of it is spent on the link.
 
     Args:
-        prior_wait: the wait to assume until a verdict is measured, seconds.
+        prior_wait: the wait to assume until a verdict is measured, in seconds.
 
     Attributes:
         queue_depth: utilisation of the verifier's queue at the last verdict, 0..1.
@@ -210,10 +210,10 @@ class RoundTrip:
         self._expected_rtt: float | None = None
         self._costs: RowCosts | None = None
         self._scale = Ewma(1.0, first_weight=1.0)  # measured / reported costs
-        self._fixed = Ewma(0.0, first_weight=1.0)  # a wait without its computing
+        self._fixed = Ewma(0.0, first_weight=1.0)  # a wait without the time for computing
 
     def expect_costs(self, costs: RowCosts | None) -> None:
-        """Set what the verifier's rounds cost by their number of rows, as it reported, or None if it didn't report it."""
+        """Set how long the verifier's rounds take by their number of rows, as it reported, or None if it didn't report that."""
         self._costs = costs
 
     def expect_rtt(self, seconds: float) -> None:
@@ -223,13 +223,13 @@ class RoundTrip:
     def record(
         self, seconds: float, *, queue_depth: float, server_seconds: float, computed: tuple[int, float] | None = None, read: int = 0
     ) -> None:
-        """Record that a verdict took ``seconds``, of which ``server_seconds`` at the server.
+        """Record that a verdict took ``seconds``, of which ``server_seconds`` were spent at the server.
 
         Args:
             seconds, server_seconds: the two times.
             queue_depth: utilisation of the verifier's queue, 0..1.
-            computed: rows of the round, and the seconds of its batch; None if not known.
-            read: tokens that the batch read besides those rows. Their time isn't in the list, so it counts as queueing.
+            computed: number of rows in the round, and the seconds that its batch took; None if not known.
+            read: how many other tokens the batch read. The row costs don't include their time, so it counts as queueing.
         """
         if self._costs is not None and computed is not None and computed[1] > 0.0:
             rows, spent = computed
@@ -242,29 +242,29 @@ class RoundTrip:
         self.queue_depth = queue_depth
 
     def record_lost(self, seconds: float) -> None:
-        """Record that no verdict came within ``seconds``. That is how long a wait takes, whatever the verifier reports about row costs."""
+        """Record that no verdict arrived within ``seconds``. This counts as the wait, whatever the verifier reports about row costs."""
         self.record(seconds, queue_depth=self.queue_depth, server_seconds=0.0)
         if self._costs is not None:
             self._fixed.record(seconds)
 
     @property
     def prices(self) -> tuple[float, RowCosts] | None:
-        """The seconds of a wait that don't depend on the round (link and queue), and its costs by number of rows; None if not known.
+        """The fixed part of a wait in seconds (link and queue), and the time for computing by number of rows; None if not known.
 
-        The costs follow the measured ones: a verifier under load takes longer than it reported.
+        The reported times are scaled to match the measured ones, because a verifier under load takes longer than it reported.
         """
         costs, fixed = self._costs, self._fixed_wait
         return None if costs is None or fixed is None else (fixed, costs.scaled(self._scale.value))
 
     @property
     def _fixed_wait(self) -> float | None:
-        """Seconds of a wait that don't depend on the round; before the first verdict the link's round trip. None if unknown."""
+        """The fixed part of a wait in seconds. Before the first verdict, this is the link's round trip. None if not known."""
         return self._fixed.value if self._fixed.is_measured else self._expected_rtt
 
     def wait(self, target_step: float, rows: int = 2) -> float:
-        """Return the seconds from a draft to its verdict. Before the first verdict that is the round trip and one target step, if known.
+        """Return the seconds from sending a draft to its verdict. If the verifier's row costs are known, they are for this many rows.
 
-        If the verifier's costs are known, it is the wait of a round with this many rows.
+        If not, the expected round trip and one target step are assumed until the first verdict, or the prior if no round trip is expected.
         """
         if self._costs is not None and (fixed := self._fixed_wait) is not None:
             return fixed + self._scale.value * self._costs.seconds(rows)
@@ -272,32 +272,32 @@ class RoundTrip:
 
     @property
     def rtt(self) -> float:
-        """Mean round trip of the link, seconds. Before the first verdict it is the expected one, or 0 if not known."""
+        """Mean round trip of the link in seconds. Before the first verdict, this is the expected one, or 0 if none is expected."""
         return self._rtt.value if self._wait.is_measured else self._expected_rtt or 0.0
 
 
 class _RecentPace:
-    """Mean seconds for a token over the last ``_PACE_TOKENS`` tokens."""
+    """The mean time per token over the last ``_PACE_TOKENS`` tokens."""
 
     def __init__(self) -> None:
-        self._times: deque[tuple[int, float]] = deque()  # tokens that came together, and the seconds that they took
+        self._times: deque[tuple[int, float]] = deque()  # tokens that arrived together, and the seconds that they took
         self._tokens = 0
         self._seconds = 0.0
 
     @property
     def seconds(self) -> float:
-        """Mean seconds for a token; there must be one."""
+        """Mean number of seconds per token. At least one token must have been recorded."""
         return self._seconds / self._tokens
 
     def record(self, tokens: int, seconds: float) -> None:
-        """Record that ``tokens`` took ``seconds``."""
+        """Record that ``tokens`` tokens took ``seconds``."""
         self._times.append((tokens, seconds))
         self._tokens += tokens
         self._seconds += seconds
         self.forget(_PACE_TOKENS)
 
     def forget(self, kept: int) -> None:
-        """Forget all but the last ``kept`` tokens. A part of the tokens that came together may stay."""
+        """Forget all but the last ``kept`` tokens. This may cut through a group of tokens that arrived together."""
         while self._tokens > kept:
             tokens, seconds = self._times.popleft()
             surplus = min(tokens, self._tokens - kept)
@@ -308,18 +308,18 @@ class _RecentPace:
 
 
 class RemoteStepTime:
-    """Seconds between two tokens of the remote stream, and whether they should be measured again.
+    """Estimates the time between two tokens of the remote stream, and says when it should be measured again.
 
-    Where device and server share memory, a stream is slower while the device drafts. So times during a draft only count until others
-    are known, and again after many without others.
+    If device and server share memory, a stream is slower while the device drafts. So times measured during a draft count only until
+    better ones are known, and again after many in a row without a better one.
 
     Args:
-        prior: seconds; None if not known, and then it is measured before anything is drafted.
+        prior: the time to begin with, in seconds. If None, it is measured before anything is drafted.
 
     Attributes:
-        seconds: the mean of the last ones.
-        is_known: it was measured or given.
-        since_verdict: tokens that streams gave since a draft was last compared or verified.
+        seconds: mean of the latest times.
+        is_known: True if the time was measured or given.
+        since_verdict: how many tokens streams have given since a draft was last compared or verified.
     """
 
     def __init__(self, prior: float | None) -> None:
@@ -329,15 +329,15 @@ class RemoteStepTime:
         self._pace = _RecentPace()
         if prior is not None:
             self._pace.record(_PRIOR_TOKENS, _PRIOR_TOKENS * prior)
-        self._is_beside_draft = prior is None  # no other time is known, or has come recently
+        self._is_beside_draft = prior is None  # only times during a draft are known, or there were no others recently
         self._left_out = _RecentPace()  # times during a draft
-        self._left_out_events = 0  # of those, since the last one that counted
+        self._left_out_events = 0  # how many of them there were since the last time that counted
         self._streamed = _MAX_STALE if self.is_known else 0  # measured tokens of streams
-        self._sampled = 0  # of those, since the pace was last known well
-        self._drafted = 0  # tokens that drafts gave since then
+        self._sampled = 0  # how many of them there were since the pace was last known well
+        self._drafted = 0  # drafted tokens since then
 
     def record(self, tokens: int, seconds: float, *, is_beside_draft: bool = False) -> None:
-        """Record that ``tokens`` of a stream came in ``seconds``. ``is_beside_draft`` tells if the device drafted meanwhile."""
+        """Record that a stream gave ``tokens`` tokens in ``seconds``. ``is_beside_draft`` says whether the device drafted meanwhile."""
         if not tokens or seconds <= 0.0:
             return
         if is_beside_draft and not self._is_beside_draft:
@@ -355,7 +355,7 @@ class RemoteStepTime:
             self._drafted = self._sampled = 0
 
     def _leave_out(self, tokens: int, seconds: float) -> None:
-        """Record a time during a draft. After many it is assumed that there are no others."""
+        """Record a time measured during a draft. After many of them in a row, they count, because better ones don't seem to come."""
         self._left_out.record(tokens, seconds)
         self._left_out_events += 1
         if self._left_out_events > _MOST_LEFT_OUT_OF_STREAMS:
@@ -364,7 +364,7 @@ class RemoteStepTime:
             self._left_out = _RecentPace()
 
     def record_drafted(self, tokens: int) -> None:
-        """Record that drafts gave ``tokens``, during which the stream's pace can't be measured."""
+        """Record that ``tokens`` tokens were drafted, so that the last measurement of the stream's pace is older."""
         if self._drafted >= self._lifetime:  # other answers draft during the measurement
             return
         self._sampled = 0
@@ -374,10 +374,10 @@ class RemoteStepTime:
 
     @property
     def is_stale(self) -> bool:
-        """True if the pace should be measured again with some tokens of a stream, sooner if few tokens have been measured."""
+        """True if so much has been drafted that the pace should be measured again. If few tokens were measured, this is sooner."""
         return self._drafted >= self._lifetime
 
     @property
     def _lifetime(self) -> int:
-        """Drafted tokens after which the pace is stale."""
+        """How many tokens may be drafted before the pace is stale."""
         return min(_STALE_PER_TOKEN * self._streamed, _MAX_STALE)

@@ -1,7 +1,7 @@
-"""Draft sequences, the branches that assume a verdict, and the round that awaits its verdict (Synera section 4.4).
+"""Draft sequences, branches that assume a verdict, and rounds that await their verdict (Synera section 4.4).
 
-A branch assumes at which position the verifier rejects and which token it puts there. A verdict that is exactly this one adopts the branch
-with the tokens it has by then. Every other branch is dropped. Nothing waits for a branch.
+A branch assumes at which position the verifier rejects the draft and which token it puts there. If exactly this verdict arrives, the branch
+is adopted with the tokens it has by then, and every other branch is dropped. Nothing waits for a branch.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ BranchKind = Literal["accept all", "reject"]
 
 @dataclass(slots=True)
 class DraftSequence:
-    """A draft while it is being written: the trunk after the committed tokens, or a branch after an assumed verdict.
+    """A draft that is being written: either the trunk, after the committed tokens, or a branch, after an assumed verdict.
 
     Args:
-        version: number of the command that has it written.
+        version: number of the command that asked for it.
         requested: number of tokens that this command asks for.
-        started: when the command was given, seconds.
+        started: when the command was given, in seconds.
         branch: the verdict that it assumes; None if it follows committed tokens.
-        tokens: the tokens drafted so far. The assumed token is among them only if the draft model wrote it itself.
-        is_finished: no more tokens come from this command.
+        tokens: the tokens drafted so far. They include the assumed token only if the draft model wrote it itself.
+        is_finished: True if there will be no more tokens from this command.
         importance: mean importance of its tokens; None if not measured.
-        earlier: number of its first tokens that earlier commands wrote.
+        earlier: how many of its first tokens were written for earlier commands.
         earlier_importance: mean importance of those first tokens; None if not measured.
-        is_beside_stream: the remote stream generates the answer meanwhile, and the draft is only compared with it.
-        is_timed: the command's whole duration is drafting time, because there is little to read first.
-        first_at: when the first tokens of this command came, seconds.
-        first: number of tokens that came then.
-        is_measurable: its times show how fast the device drafts.
-        is_fork: its sequence was forked from the device's own one. A fork may lack space that the own sequence has.
-        is_trunk_branch: it assumes a verdict and is written on the device's own sequence.
+        is_beside_stream: True if the remote stream writes the answer meanwhile, and the draft is only compared with it.
+        is_timed: True if the command's whole duration is drafting time, because there is little to read first.
+        first_at: when this command's first tokens arrived, in seconds.
+        first: number of tokens that arrived then.
+        is_measurable: True if its times show how fast the device drafts.
+        is_fork: True if its sequence was forked from the device's own sequence. A fork may run out of space earlier.
+        is_trunk_branch: True if it assumes a verdict but is written on the device's own sequence.
         target_length: number of tokens that a trunk branch should have.
-        is_lookup: it was looked up, so there may be fewer tokens than requested at any place.
+        is_lookup: True if it was looked up, so that it may have fewer tokens than requested anywhere in the answer.
     """
 
     version: int
@@ -71,12 +71,12 @@ class DraftSequence:
 
     @property
     def is_context_full(self) -> bool:
-        """True if the device's own sequence stopped short of the requested tokens: its context is full, or the text has ended."""
+        """True if the device's own sequence ended before the requested tokens, because its context is full or the text has ended."""
         return self.is_finished and not self.is_fork and self.written < self.requested and not self.is_lookup
 
     @property
     def is_exhausted(self) -> bool:
-        """True if a lookup found fewer tokens than requested: there are no more here, but there may be some after the next token."""
+        """True if a lookup found fewer tokens than requested. There are no more at this position, but maybe at the next one."""
         return self.is_lookup and self.is_finished and self.written < self.requested
 
     @property
@@ -85,10 +85,10 @@ class DraftSequence:
         return [token.id for token in self.tokens]
 
     def drafting_time(self, *, now: float) -> tuple[int, float] | None:
-        """Return a number of tokens and the seconds that they took, or None if that says nothing about the device's speed.
+        """Return how many tokens were timed and the seconds they took, or None if that says nothing about the device's speed.
 
-        If much had to be read first, the first tokens are left out. Several tokens that come at once may come late. A single token after
-        them then seems to take no time, so it isn't measured.
+        If much had to be read first, the first tokens are left out. If several tokens arrive at once, they may arrive late. A single token
+        after them would then seem to take no time, so it isn't measured.
         """
         if not self.is_measurable:
             return None
@@ -98,7 +98,7 @@ class DraftSequence:
         return (later, now - self.first_at) if later > (self.first > 1) else None
 
     def record_tokens(self, tokens: Sequence[DraftToken], importance: float | None, *, now: float, is_finished: bool) -> None:
-        """Record new tokens. ``importance`` is the mean over all tokens of the current command."""
+        """Add new tokens. ``importance`` is the mean over all tokens of the current command."""
         if not self.written:
             self.first_at, self.first = now, len(tokens)
         self.tokens += tokens
@@ -115,12 +115,12 @@ class DraftSequence:
         self.is_timed = self.is_measurable = True
 
     def matches(self, accepted: int, token: int | None) -> bool:
-        """Return True if a verdict is the one that this branch assumes.
+        """Return True if this branch assumes exactly this verdict.
 
-        A branch without a token assumes the draft model's next token. It matches only once that token is drafted.
+        A branch without a token assumes the draft model's next token, so it matches only once that token is drafted.
 
         Args:
-            accepted: draft tokens that the verdict accepts.
+            accepted: how many draft tokens the verdict accepts.
             token: the token after them; None if the verdict has none, which matches a branch without a token.
         """
         if self.branch is None or self.branch.position != accepted:
@@ -130,7 +130,7 @@ class DraftSequence:
         return bool(self.tokens) and self.tokens[0].id == token
 
     def predicted_verdict(self) -> tuple[int, list[DraftToken]] | None:
-        """Return the last token of the assumed verdict, and the draft after it; the token is None if it isn't known yet."""
+        """Return the last token of the assumed verdict and the draft after it, or None if nothing is drafted or it assumes no verdict."""
         if self.branch is None or not self.tokens:
             return None
         if self.branch.token is None:
@@ -138,26 +138,26 @@ class DraftSequence:
         return self.branch.token, self.tokens
 
     def assume_accepted(self, sent: int, target_length: int) -> None:
-        """Become the branch that assumes that all of the first ``sent`` tokens, which are being verified, are accepted."""
+        """Turn into the branch that assumes that the first ``sent`` tokens, which are being verified, are all accepted."""
         self._drop_first(sent)
         self.branch = Branch(sent, None, 1.0)
         self.is_trunk_branch, self.target_length = True, target_length
 
     def adopt(self, token: int | None) -> None:
-        """Become the trunk, because the verdict is the assumed one. ``token`` is the verdict's last token."""
+        """Turn into the trunk, because the assumed verdict has arrived. ``token`` is the verdict's last token."""
         if self.branch is not None and self.branch.token is None and token is not None:
             self._drop_first(1)
         self.branch = None
         self.is_measurable = self.is_trunk_branch = False
 
     def assumes_sibling(self, sibling: Sibling, token: int | None) -> bool:
-        """Return True if this branch assumes a verdict that ends with ``sibling`` and then ``token``, which it has written itself."""
+        """Return True if this branch assumes ``sibling`` as the correction and has then written ``token`` itself."""
         if self.branch is None or (self.branch.position, self.branch.token) != (sibling.position, sibling.token):
             return False
         return bool(self.tokens) and self.tokens[0].id == token
 
     def pass_first(self) -> None:
-        """Drop the first token, because the verdict contains it too."""
+        """Drop the first token, because the verdict contains it already."""
         self._drop_first(1)
 
     def _drop_first(self, count: int) -> None:
@@ -169,7 +169,7 @@ class DraftSequence:
 
 
 RoundState = Literal["unsent", "sent", "refused"]
-"""Waiting for a connection; sent, with its verdict awaited; or refused, to be sent again."""
+"""Whether a round waits for a connection, was sent and awaits its verdict, or was refused and must be sent again."""
 
 
 @dataclass(slots=True)
@@ -179,15 +179,15 @@ class Round:
     Args:
         draft: tokens to verify; empty if only the target model's next token is wanted.
         number: number of the last ``SendDraft``; -1 if never sent.
-        state: how far it has come.
-        sent: when it was last sent, seconds.
-        given: committed tokens that were sent with it for the verifier to read.
-        is_first: it is the first of its connection, so the prompt is read in it.
-        retry_at: when a refused draft may be sent again, seconds.
+        state: whether it is unsent, sent or refused.
+        sent: when it was last sent, in seconds.
+        given: how many committed tokens were sent with it for the verifier to read.
+        is_first: True if it is the first round of its connection, in which the verifier reads the prompt.
+        retry_at: when a refused draft may be sent again, in seconds.
         branches: number of branches that assume its verdict.
-        ahead: drafts that were sent ahead of its verdict, by that verdict: (accepted tokens, token after them).
-        ahead_since: when the verdict ahead of which this round was sent arrived, seconds; None if it was not sent ahead.
-        siblings: other tokens for positions of the draft, which make it a tree; in it they are numbered after the draft's tokens.
+        ahead: drafts that were sent before its verdict arrived, by the verdict they assume: (accepted tokens, token after them).
+        ahead_since: if this round was sent before the previous verdict, the time at which that verdict arrived, in seconds; else None.
+        siblings: other tokens for positions of the draft, which make it a tree. They are numbered after the draft's tokens.
     """
 
     draft: list[DraftToken]
@@ -204,12 +204,12 @@ class Round:
 
     @property
     def was_ahead(self) -> bool:
-        """True if the round was at the verifier before the verdict on the round before it."""
+        """True if the round was sent before the verdict on the previous round arrived."""
         return self.ahead_since is not None
 
     @property
     def awaited_since(self) -> float:
-        """Time from which the round's verdict is awaited, seconds."""
+        """When the wait for this round's verdict began, in seconds."""
         return self.sent if self.ahead_since is None else self.ahead_since
 
     @property
@@ -224,11 +224,11 @@ class Round:
 
     @property
     def parents(self) -> tuple[int, ...]:
-        """Parent of each of ``sent_ids``; empty without siblings."""
+        """Parent of each of ``sent_ids`` in the tree; empty without siblings."""
         return (*range(len(self.draft)), *(sibling.position for sibling in self.siblings)) if self.siblings else ()
 
     def sibling(self, accepted: int) -> Sibling | None:
-        """Return the sibling that a verdict with this ``accepted`` ends with, or None if it ends on the draft itself."""
+        """Return the sibling that a verdict with this ``accepted`` ends with, or None if it ends with a token of the draft itself."""
         return self.siblings[accepted - len(self.draft) - 1] if accepted > len(self.draft) else None
 
     def position(self, accepted: int) -> int:
@@ -237,12 +237,12 @@ class Round:
         return accepted if sibling is None else sibling.position
 
     def accepted_ids(self, accepted: int) -> tuple[int, ...]:
-        """Return the ids that a verdict with this ``accepted`` accepts."""
+        """Return the token ids that a verdict with this ``accepted`` accepts."""
         sibling = self.sibling(accepted)
         return self.ids[:accepted] if sibling is None else (*self.ids[: sibling.position], sibling.token)
 
     def number_of(self, position: int, token: int) -> int | None:
-        """Return the number in the tree of a token that replaces the draft's at ``position``, or None if it isn't a sibling."""
+        """Return the number in the tree of the sibling with this token at ``position``, or None if there is no such sibling."""
         for number, sibling in enumerate(self.siblings, len(self.draft) + 1):
             if (sibling.position, sibling.token) == (position, token):
                 return number
@@ -254,32 +254,32 @@ class Round:
         return [token.confidence for token in self.draft]
 
     def expected_at(self, wait: float, rtt: float) -> float:
-        """Return the time at which the round's verdict should arrive, seconds.
+        """Return the time at which the round's verdict should arrive, in seconds.
 
         Args:
             wait: seconds from sending a draft to its verdict.
-            rtt: the part of ``wait`` that is spent on the link, seconds.
+            rtt: how much of ``wait`` is spent on the link, in seconds.
         """
         alone = self.sent + wait
         return alone if self.ahead_since is None else max(alone, self.ahead_since + wait - rtt)
 
     def record_sent(self, number: int, given: int, *, is_first: bool, now: float) -> None:
-        """Record that the round was sent. The verifier forgets drafts that were sent ahead of an earlier attempt's verdict."""
+        """Record that the round was sent. If it had been sent before, the verifier forgets the drafts that assumed its verdict then."""
         self.number, self.state, self.sent = number, "sent", now
         self.given, self.is_first, self.ahead_since = given, is_first, None
         self.ahead.clear()
 
     def record_refusal(self, retry_at: float) -> None:
-        """Record that the verifier refused the round, which is sent again at ``retry_at``, seconds."""
+        """Record that the verifier refused the round. It may be sent again at ``retry_at``, in seconds."""
         self.state, self.retry_at = "refused", retry_at
         self.ahead.clear()
 
     def record_lost_connection(self) -> None:
-        """Record that the connection was lost, and the round waits for a new one."""
+        """Record that the connection was lost, so that the round waits for a new one."""
         self.state = "unsent"
 
     def record_ahead(self, now: float) -> None:
-        """Record that the verdict ahead of which this round was sent has arrived, and was the assumed one."""
+        """Record that the verdict that this round assumed when it was sent has now arrived."""
         self.ahead_since = now
 
     def record_branches(self, count: int) -> None:
@@ -299,14 +299,14 @@ def plan_branches(
     end_ids: frozenset[int],
     alternatives: int = ALTERNATIVES,
 ) -> PreDraft:
-    """Return which branches to draft while this draft is verified, and how far (Synera section 4.4).
+    """Choose which branches to draft while this draft is verified, and how long each should be (Synera section 4.4).
 
     Args:
         draft: tokens that are being verified.
         estimates: acceptance and times.
-        window: tokens of the next draft.
+        window: length of the next draft in tokens.
         max_branches: maximum number of branches to draft.
-        seconds: seconds until the verdict is expected; None for as long as verdicts take.
+        seconds: seconds until the verdict is expected; None for the usual wait.
         max_ahead: number of drafts that may be sent ahead of the verdict.
         kinds: which verdicts branches may assume.
         end_ids: tokens that end the text; nothing is drafted after one.

@@ -1,7 +1,7 @@
-"""The device's drafts of one answer: the trunk after the committed tokens, and the branches.
+"""Manages the device's drafts for one answer: the trunk after the committed tokens, and the branches.
 
-It knows what the device's own sequence holds, so that a new draft rereads as few tokens as possible. It also knows the versions of all
-running drafts, so that tokens of a dropped draft are ignored.
+It knows which tokens the device's own sequence has, so that a new draft rereads as few tokens as possible. It also knows the versions of
+all running drafts, so that tokens of a dropped draft are ignored.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class DraftState:
     Args:
         estimates: records how long drafts take.
         report: counts drafted tokens.
-        emit: takes commands.
+        emit: called with each command.
         next_version: returns a new version number.
-        is_lookup: drafts are looked up. They take no time, so only those that are sent count as drafted.
+        is_lookup: True if drafts are looked up. They take no time, so only the drafts that are sent count as drafted.
 
     Attributes:
         trunk: the draft after the committed tokens; None if there is none.
         branches: drafts that assume the awaited verdict, by version.
         failure: why the device can't draft for the rest of the answer; None if it can.
-        is_full: the device's context has no space for another token.
+        is_full: True if the device's context has no space for another token.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class DraftState:
         self._next_version = next_version
         self._is_lookup = is_lookup
         self._peer = PeerPrefix()
-        self._has_drafted = False  # until the device has written a token of this answer it may still be reading the prompt
-        self._waiting: list[tuple[Branch, int]] = []  # branches to start after the running ones, and how many tokens of each
+        self._has_drafted = False  # until the device has written a token of this answer, it may still be reading the prompt
+        self._waiting: list[tuple[Branch, int]] = []  # branches to start after the running ones, with the number of tokens for each
         self._branch_base, self._width = 0, 1  # committed tokens from which branches count; number of branches side by side
         self._side_by_side = 0  # branches that started together
         self._depth, self._depth_at = 0, 0.0  # tokens of the longest of them, and when it had them
@@ -78,7 +78,7 @@ class DraftState:
 
     @property
     def is_reading_prompt(self) -> bool:
-        """True while the device has a draft to write and has not written a token of this answer."""
+        """True while the device has a draft to write but has not written any token of this answer yet."""
         return not self._has_drafted and (self.trunk is not None or bool(self.branches))
 
     def record_full(self) -> None:
@@ -91,7 +91,7 @@ class DraftState:
         self.drop()
 
     def start(self, committed: Sequence[int], count: int, *, is_beside_stream: bool = False, now: float) -> None:
-        """Drop all drafts and draft ``count`` tokens after the committed ones. ``is_beside_stream`` tells if a stream does, too."""
+        """Drop all drafts, and draft ``count`` tokens after the committed ones. ``is_beside_stream`` says if a stream writes them too."""
         self.drop()
         length = self._peer.common_length(committed)
         ids = tuple(committed[length:])
@@ -108,10 +108,10 @@ class DraftState:
         self._emit(DraftTokens(draft.version, len(self._peer.ids), (), count))
 
     def assume_accepted(self, sent: int, target_length: int, *, now: float) -> DraftSequence | None:
-        """Turn the trunk into the branch that assumes that the round accepts all of it, and continue drafting.
+        """Turn the trunk into the branch that assumes that its sent tokens are all accepted, and continue drafting.
 
         Args:
-            sent: tokens of the trunk that are being verified.
+            sent: how many tokens of the trunk are being verified.
             target_length: number of tokens that the branch should have.
 
         Returns:
@@ -126,14 +126,14 @@ class DraftState:
         return draft
 
     def resume_trunk(self) -> None:
-        """Make the trunk branch the trunk again, because the verdict came before the branch had its first token."""
+        """Turn the trunk branch into the trunk again, because the verdict arrived before the branch had its first token."""
         draft = next(draft for draft in self.branches.values() if draft.is_trunk_branch)
         draft.adopt(None)
         del self.branches[draft.version]
         self.trunk = draft
 
     def _extend_trunk_branch(self, draft: DraftSequence, now: float) -> None:
-        """Continue drafting the trunk branch if its command is finished and it lacks tokens."""
+        """Continue drafting the trunk branch if its command is finished and the branch is too short."""
         more = draft.target_length - len(draft.tokens)
         if draft.is_finished and more > 0 and not (draft.is_context_full or draft.is_exhausted):
             del self.branches[draft.version]
@@ -143,14 +143,14 @@ class DraftState:
     def start_branches(
         self, committed: int, branches: Sequence[Branch], count: Callable[[Branch], int], *, width: int, first_width: int = 0, now: float
     ) -> None:
-        """Draft branches while the trunk is being verified: ``width`` of them side by side, and the others after them.
+        """Draft branches while the trunk is being verified, with ``width`` of them side by side, and the others after them.
 
         Args:
-            committed: tokens in front of the draft that is being verified.
+            committed: number of tokens before the draft that is being verified.
             branches: the verdicts to assume, in order.
-            count: returns how many tokens to draft along a branch, perhaps 0.
-            width: branches in one batch.
-            first_width: number of first branches that are drafted before the others, perhaps 0.
+            count: returns how many tokens to draft along a branch; may be 0.
+            width: number of branches in one batch.
+            first_width: number of branches in the first batch; 0 for ``width``.
         """
         self._branch_base, self._width = committed, width
         self._waiting = [(branch, tokens) for branch in branches if (tokens := count(branch)) > 0]
@@ -169,7 +169,7 @@ class DraftState:
         self._depth, self._depth_at = 0, now
 
     def record_tokens(self, event: TokensDrafted, *, now: float) -> DraftSequence | None:
-        """Record drafted tokens; return the draft they belong to, or None if it was dropped."""
+        """Record drafted tokens, and return the draft they belong to, or None if that draft was dropped."""
         if not self._is_lookup:
             self._report.drafted += len(event.tokens)
         self._has_drafted = self._has_drafted or bool(event.tokens)
@@ -192,7 +192,7 @@ class DraftState:
         return draft
 
     def _measure(self, draft: DraftSequence, now: float) -> None:
-        """Record how long steps take. The first branch of a batch represents all, because few branches are ever finished."""
+        """Record how long steps take. Of a batch, only the longest branch is timed, because few branches are ever finished."""
         if draft is self.trunk:
             if draft.is_finished:
                 self._measure_trunk(draft, now)
@@ -205,14 +205,14 @@ class DraftState:
             self._estimates.record_draft(1, *measured, is_beside_stream=draft.is_beside_stream)
 
     def stop_trunk(self, *, now: float) -> None:
-        """Stop drafting on the trunk, because its tokens are verified or committed as they are."""
+        """Stop drafting on the trunk, because its tokens are now sent to the verifier or committed without it."""
         if self.trunk is not None and not self.trunk.is_finished:
             self._emit(DropDrafts((self.trunk.version,)))
             self._measure_trunk(self.trunk, now)
         self.trunk = None
 
     def common_length(self, committed: Sequence[int]) -> int:
-        """Return how many of the committed tokens the device's own sequence holds or is about to read."""
+        """Return how many of the committed tokens the device's own sequence has or is about to read."""
         return self._peer.common_length(committed)
 
     def find_branch(self, accepted: int, token: int | None) -> DraftSequence | None:
@@ -220,9 +220,10 @@ class DraftState:
         return next((draft for draft in self.branches.values() if draft.matches(accepted, token)), None)
 
     def find_branch_of(self, out: Round, event: VerdictReceived) -> DraftSequence | None:
-        """Return the branch that assumes the verdict on a round, or None if no branch does.
+        """Return the branch that assumed the verdict on a round, or None if no branch did.
 
-        If the verdict ends with a sibling, that is the branch that assumed the sibling as the correction, without the token after it.
+        If the verdict accepts a sibling, this is a branch that assumed the sibling as the correction and wrote the token after it itself.
+        That token is dropped from the branch.
         """
         sibling, token = out.sibling(event.accepted), event.token
         if sibling is None:
@@ -237,7 +238,7 @@ class DraftState:
 
         Args:
             draft: the branch.
-            committed: tokens of the answer, the verdict's included.
+            committed: tokens of the answer, including the verdict's.
             token: the verdict's last token; None if no verdict arrived and the device commits the draft alone.
         """
         self._report.hits += token is not None
@@ -256,7 +257,7 @@ class DraftState:
         self._peer.update(same, [*committed[same:], *draft.ids])
 
     def drop(self) -> None:
-        """Stop all drafts; the tokens of the device's own sequence stay."""
+        """Stop all drafts. The tokens in the device's own sequence stay."""
         versions = [version for version, draft in self.branches.items() if not (draft.is_trunk_branch and draft.is_finished)]
         if self.trunk is not None and not self.trunk.is_finished:
             versions.append(self.trunk.version)

@@ -1,4 +1,4 @@
-"""The window of the next draft, and where a draft ends early: a window policy applied to what was measured."""
+"""Applies a window policy to the measured figures: how long the next draft may be, and where it should end early."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _DECAY = 0.98  # the weight of a drafted token after the next one
 
 
 class DraftWindow:
-    """A window policy, its stabilised proposals, and the actual lengths of drafts.
+    """Holds a window policy and its stabilised proposals, and tracks how long drafts really are.
 
     Args:
         policy: proposes windows; None for always four tokens.
         stabiliser: smooths and rounds the proposals; if None, they are only rounded.
-        mode_stabiliser: smooths and rounds the proposals that the mode is chosen by; if None, the mode is chosen by the last one as it is.
+        mode_stabiliser: smooths and rounds the proposals that the mode is chosen by; if None, the last proposal is used unchanged.
 
     Attributes:
-        tokens: longest length of the next draft.
-        proposal: the window by which the mode is chosen: the policy's last proposal, or the stabilised one.
+        tokens: maximum length of the next draft.
+        proposal: the window by which the mode is chosen, which is the policy's last proposal or the stabilised one.
     """
 
     def __init__(self, policy: WindowPolicy | None, stabiliser: Stabiliser | None, mode_stabiliser: Stabiliser | None = None) -> None:
@@ -51,11 +51,11 @@ class DraftWindow:
         self._rate = 0.0  # tokens per second
         self._costs: RowCosts | None = None  # of the verifier's rows, if the policy ends drafts early
         self._length = Ewma(float(self.tokens))  # of drafts that end before the window
-        self._drafted = DecayedRatio(_DECAY)  # accepted ones among all drafted tokens
+        self._drafted = DecayedRatio(_DECAY)  # share of all drafted tokens that were accepted
 
     @property
     def decides_mode(self) -> bool:
-        """True if the policy proposes fused mode where that is faster, so that the rates needn't be compared."""
+        """True if the policy itself proposes fused mode when that is faster, so that the rates needn't be compared."""
         return self._decides_fused is not None and self._decides_fused.may_fuse
 
     @property
@@ -64,7 +64,7 @@ class DraftWindow:
         return self.tokens if not self.may_end_early else max(1, min(self.tokens, round(self._length.value)))
 
     def propose(self, state: WindowState) -> int:
-        """Ask the policy for the next window and return it, stabilised (DSD section 4.4)."""
+        """Ask the policy for the next window, stabilise it, and return it (DSD section 4.4)."""
         proposal = self._policy.propose(state)
         self.proposal = proposal if self._mode_stabiliser is None else float(self._mode_stabiliser.settle(proposal))
         self.tokens = self.settled = self._stabiliser.settle(proposal)
@@ -77,17 +77,19 @@ class DraftWindow:
         return self.tokens
 
     def should_end(self, chance: float, confidence: float = 1.0, *, length: int = 1) -> bool:
-        """Return True if a draft of ``length`` should end.
+        """Return True if a draft should end after ``length`` tokens.
 
         Args:
-            chance: probability that it is accepted whole.
+            chance: probability that all of its tokens are accepted.
             confidence: the confidence of its last token.
             length: its number of tokens.
         """
         return chance < self._min_chance + self._surcharge(length) or confidence < self._min_confidence
 
     def should_have_ended(self, chances: Sequence[float]) -> bool:
-        """Return True if a draft should have ended before its last token, at the end of a stair, because several tokens may come at a time.
+        """Return True if a draft should have ended before its last token, at the end of a stair of the verifier's costs.
+
+        This can happen because several tokens may arrive at a time.
 
         Args:
             chances: probability that the first 1, 2, ... tokens are all accepted.
@@ -95,15 +97,16 @@ class DraftWindow:
         return any(self._is_stair_end(chance, length) for length, chance in enumerate(chances[:-1], 1))
 
     def useful_length(self, chances: Sequence[float], *, is_sampled: bool) -> int:
-        """Return how many tokens of an existing draft are worth their rows at the verifier; all of them if its costs aren't known.
+        """Return how many tokens of an existing draft are worth their rows at the verifier, or all of them if its costs aren't known.
 
-        Each additional token adds its chance to the round's tokens, and time to the verification, in which ``rate`` x seconds are lost.
+        Each additional token adds its chance to the round's tokens, but also adds seconds to the verification, in which ``rate`` x seconds
+        tokens are lost.
 
         Args:
             chances: probability that the first 1, 2, ... tokens are all accepted.
-            is_sampled: the tokens were drawn. Then a token must not decide whether the tokens before it are sent without it: sent tokens
-                would be followed by some tokens more often than by others, and the answer wouldn't have the target's distribution. So
-                the draft ends where it should have ended by what was known there.
+            is_sampled: True if the tokens were sampled. Then a token must not decide whether the tokens before it are sent without it, or
+                the answer wouldn't have the target's distribution, because some tokens would follow the sent ones more often than others.
+                So the draft ends where it should have ended judging by the tokens up to there.
         """
         if self._costs is None or not chances:
             return len(chances)
@@ -120,7 +123,7 @@ class DraftWindow:
         return surcharge > 0.0 and chance < self._min_chance + surcharge
 
     def _surcharge(self, length: int) -> float:
-        """Return what the rows of one more token add to the chance that a draft of ``length`` needs in order to continue."""
+        """Return how much higher a draft's chance must be to continue after ``length`` tokens, because of the rows of one more token."""
         return self._surcharges[length - 1] if 1 <= length <= len(self._surcharges) else 0.0
 
     @property
@@ -130,15 +133,15 @@ class DraftWindow:
 
     @property
     def drafted_acceptance(self) -> float | None:
-        """Share of recent drafted tokens that were accepted, 0..1; those after a rejected one were not. None if there was no round yet."""
+        """Share of recent drafted tokens that were accepted, 0..1, including all tokens after a rejected one. None before any round."""
         return self._drafted.value if self._drafted.events else None
 
     def record_accepted(self, tokens: int, accepted: int) -> None:
-        """Record how many ``tokens`` of a draft were accepted."""
+        """Record that ``accepted`` of a draft's ``tokens`` tokens were accepted."""
         for position in range(tokens):
             self._drafted.record(position < accepted)
 
     def record_length(self, length: int, *, has_ended: bool) -> None:
-        """Record the length of a verified draft. One that isn't as long as usual counts only with ``has_ended``, if the policy ended it."""
+        """Record the length of a verified draft. A shorter one than usual counts only if the policy ended it (``has_ended``)."""
         if length >= min(self._length.value, self.tokens) or has_ended:
             self._length.record(length)

@@ -1,7 +1,7 @@
-"""What is known about a draft model and its verifier: measured in every round, kept across answers, and used by the policies.
+"""Estimates about a draft model and its verifier, measured in every round, kept across answers, and used by the policies.
 
-The machine leaves out the times of the device's first token, the first round and the first remote token, because they include reading the
-prompt.
+The machine doesn't record the times of the device's first token, the first round and the first remote token, because they include reading
+the prompt.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from streamco.profiles.row_costs import RowCosts
 __all__ = ["Forecast", "SpeculationEstimates"]
 
 Forecast = Literal["learned", "geometric", "sampled"]
-"""How rejections are forecast: from each token's acceptance probability, learned by confidence; or as in Synera section 4.4, from one
-acceptance rate that is adjusted by confidence. "sampled" draws the position and the correction of a single branch from the latter, as the
-paper does; the others rank all branches."""
+"""How rejections are forecast. "learned" uses each token's acceptance probability, learned by confidence. "geometric" uses one acceptance
+rate that is adjusted by confidence, as in Synera section 4.4. Both rank all branches. "sampled" uses the same rate, but draws the position
+and the correction of a single branch, as the paper does."""
 
-_ROUND_DECAY = 0.9  # the weight of a round after the next one where windows matter, which soon change
+_ROUND_DECAY = 0.9  # the weight of a round after the next one, for figures that depend on the window, which soon changes
 _FIRST_WEIGHT = 0.5  # of a new opening share
 _CONFIDENCE_WEIGHT = 0.05  # of a new token's confidence
 _PRIOR_AHEAD = 0.4  # share of rounds in which the next draft is sent ahead, until it is measured: less than in most simulations
 _STANDARD_ERRORS = 2.0  # how far the acceptance rate may be above its mean
-_PRIOR_TOKENS = 8.0  # draft tokens as which the prior acceptance counts
-_PRIOR_ROUNDS = 4.0  # rounds as which the prior hit rate and the expected tokens of a round count
+_PRIOR_TOKENS = 8.0  # how many draft tokens the prior acceptance counts as
+_PRIOR_ROUNDS = 4.0  # how many rounds the prior hit rate and the expected tokens of a round count as
 
 
 class _Forecasting(NamedTuple):
-    """How rejections are forecast, and the random source for the branches of the forecast "sampled"."""
+    """How rejections are forecast, and the random source from which the "sampled" forecast draws its branches."""
 
     kind: Forecast
     rng: Random
@@ -58,11 +58,11 @@ class _RoundAverages(NamedTuple):
 
     Attributes:
         hit_rate: share of rounds that began with an adopted branch.
-        adopted: tokens of such a branch.
-        ahead_rate: share of rounds after which the next draft had been sent ahead.
-        gain: ratio of a round's tokens to those that the acceptance rate predicts for a draft of its length.
+        adopted: how many tokens such a branch had.
+        ahead_rate: share of rounds after which the next draft had already been sent.
+        gain: ratio of a round's tokens to the number that the acceptance rate predicts for a draft of its length.
         verified: counts rounds.
-        drafted: tokens that the device writes in a round, including those on dropped branches.
+        drafted: tokens that the device writes in a round, including tokens on dropped branches.
     """
 
     hit_rate: HitRate
@@ -74,25 +74,25 @@ class _RoundAverages(NamedTuple):
 
 
 class SpeculationEstimates:
-    """The estimates of one draft model and one verifier, which outlive an answer.
+    """The estimates about one draft model and its verifier, kept from answer to answer.
 
     Args:
         budget: share of the draft tokens that are verified, 0..1; 1 for a lossless answer.
-        window: policy that says how many tokens to draft; None for four.
+        window: policy that decides how many tokens to draft; None for always four.
         stabiliser: smooths the policy's proposals; if None, they are only rounded.
-        mode_stabiliser: smooths the proposals that the mode is chosen by (DSD section 4.4, technique 3); None if it is chosen by the last
-            one.
-        prior: what is assumed at first.
+        mode_stabiliser: smooths the proposals that the mode is chosen by (DSD section 4.4, technique 3); if None, the last proposal is
+            used.
+        prior: the estimates to begin with.
         rule: the offloading filters to use.
-        confidence_threshold: c_th of the confidence filter, profiled.
+        confidence_threshold: c_th of the confidence filter, as profiled.
         chunks: (confidence, importance) of measured chunks, for the first offloading plan.
         forecast: how rejections are forecast.
         rng: draws the branches of the forecast "sampled"; None for a fixed seed.
 
     Attributes:
-        steering: holds the offloaded share at the budget.
-        switch: says which mode pays.
-        energy: seconds that the energy of a drafted token is worth to the user; 0 if energy doesn't count.
+        steering: keeps the offloaded share at the budget.
+        switch: decides which mode pays.
+        energy: how many seconds the energy for a drafted token is worth to the user; 0 if energy doesn't count.
 
     Raises:
         ConfigError: the budget is outside 0..1.
@@ -146,17 +146,17 @@ class SpeculationEstimates:
     # Several verifiers
 
     def at(self, verifier: str) -> SpeculationEstimates:
-        """Return the estimates for an answer at one of several verifiers. Round times are that verifier's; everything else is shared."""
+        """Return the estimates for an answer at one of several verifiers. The round times are that verifier's, and the rest is shared."""
         other = copy(self)
         other.move_to(verifier)
         return other
 
     def move_to(self, verifier: str) -> None:
-        """Continue with the times of rounds at another verifier, for estimates that ``at`` returned."""
+        """Use the round times of another verifier from now on. Call this on estimates that ``at`` returned."""
         self._round_trip = self._round_trips[verifier]
 
     def share_verifiers(self, other: SpeculationEstimates) -> None:
-        """Share the times of rounds at several verifiers with estimates for another budget, on which they don't depend."""
+        """Use the same round times at several verifiers as ``other``, which has another budget. The times don't depend on the budget."""
         self._round_trips = other._round_trips
 
     # Acceptance
@@ -168,7 +168,7 @@ class SpeculationEstimates:
 
     @property
     def acceptance(self) -> float:
-        """Acceptance rate (alpha): accepted tokens / compared tokens. A token after a rejected one is not compared."""
+        """Acceptance rate (alpha), which is accepted tokens / compared tokens. A token after a rejected one is not compared."""
         return self._acceptance.value
 
     @property
@@ -177,7 +177,7 @@ class SpeculationEstimates:
         return self._confidence.value if self._has_confidence or self._confidence.is_measured else None
 
     def forecast(self, confidences: Sequence[float]) -> RejectionForecast:
-        """Return the forecast of the first rejection in a draft of tokens with these confidences, 0..1."""
+        """Forecast where the first rejection will be in a draft whose tokens have these confidences, 0..1."""
         if self._forecasting.kind == "learned":
             return chain_rejection([self._calibration.acceptance(confidence) for confidence in confidences])
         return forecast_rejection(self.acceptance, confidences, self.mean_confidence)
@@ -185,12 +185,12 @@ class SpeculationEstimates:
     def rank_branches(
         self, draft: Sequence[int], confidences: Sequence[float], rows: Sequence[Sequence[tuple[int, float]]], alternatives: int
     ) -> list[Branch]:
-        """Return the branches to draft after a draft of these tokens, likeliest first; a single one if they are sampled.
+        """Return the branches to draft after this draft, likeliest first, or a single one if branches are sampled.
 
         Args:
-            draft: ids of its tokens.
-            confidences: the draft model's probability of each, 0..1.
-            rows: the draft model's likeliest (id, probability) at each position.
+            draft: token ids of the draft.
+            confidences: the draft model's probability of each token, 0..1.
+            rows: the draft model's likeliest (id, probability) pairs at each position.
             alternatives: maximum number of corrections for each position.
         """
         forecast = self.forecast(confidences)
@@ -199,13 +199,13 @@ class SpeculationEstimates:
         return rank_branches(forecast, draft, rows, self.acceptance, alternatives)
 
     def record_verdict(self, confidences: Sequence[float], accepted: int, *, is_hit: bool | None, has_sibling: bool = False) -> None:
-        """Record the outcome of a draft.
+        """Record the verdict on a draft.
 
         Args:
-            confidences: confidences of its tokens.
+            confidences: confidences of the draft's tokens.
             accepted: number of accepted tokens.
             is_hit: True if a branch was adopted; None if there were no branches.
-            has_sibling: a sibling was accepted after those tokens.
+            has_sibling: True if a sibling was accepted after those tokens.
         """
         expected_acceptance = self.acceptance
         for position, confidence in enumerate(confidences):
@@ -222,13 +222,13 @@ class SpeculationEstimates:
             self._window.record_length(length, has_ended=self.should_end(confidences))
             tokens = min(accepted, length) + 1 + (has_sibling and accepted < length)
             self._rounds.verified.record(True)
-            self._rounds.drafted.record(0.0)  # its tokens were added as they came
+            self._rounds.drafted.record(0.0)  # its tokens were added as they arrived
             self._rounds.gain.record(tokens / expected_tokens(expected_acceptance, length))
         if is_hit is not None:
             self._rounds.hit_rate.record(is_hit, expected_acceptance)
 
     def record_compared(self, draft: Sequence[DraftToken], streamed: Sequence[int]) -> None:
-        """Record which of a draft's first tokens a stream has given as well, up to the first difference."""
+        """Record how many of a draft's first tokens a stream has given as well, up to the first difference."""
         for token, given in zip(draft, streamed, strict=False):
             is_same = token.id == given
             self._acceptance.record(is_same)
@@ -238,11 +238,11 @@ class SpeculationEstimates:
 
     @property
     def tokens_since_verdict(self) -> int:
-        """Tokens that remote streams gave since a draft was last compared or verified."""
+        """How many tokens remote streams have given since a draft was last compared or verified."""
         return self._remote_step.since_verdict
 
     def record_streamed(self, tokens: int) -> None:
-        """Record tokens of a remote stream, during which nothing is verified."""
+        """Record that a remote stream gave ``tokens`` tokens while nothing was verified."""
         self._remote_step.since_verdict += tokens
 
     @property
@@ -252,7 +252,7 @@ class SpeculationEstimates:
 
     @property
     def round_energy(self) -> float:
-        """Seconds that the energy of a round's drafted tokens is worth."""
+        """How many seconds the energy for a round's drafted tokens is worth to the user."""
         if not self.energy:
             return 0.0
         known = self.conditions()
@@ -262,12 +262,12 @@ class SpeculationEstimates:
 
     @property
     def window(self) -> int:
-        """Longest length of the next draft, tokens."""
+        """Maximum length of the next draft in tokens."""
         return self._window.tokens
 
     @property
     def proposal(self) -> float:
-        """The window by which the mode is chosen, tokens: the policy's last proposal, or the smoothed and rounded one."""
+        """The window in tokens by which the mode is chosen, which is the policy's last proposal or the smoothed and rounded one."""
         return self._window.proposal
 
     @property
@@ -277,15 +277,15 @@ class SpeculationEstimates:
 
     @property
     def usual_window(self) -> int:
-        """Usual length of a draft, tokens."""
+        """Usual length of a draft in tokens."""
         return self._window.usual_tokens
 
     def window_with(self, more: int) -> int:
-        """Return the usual length of a draft plus ``more`` tokens, at most the window."""
+        """Return the usual length of a draft plus ``more`` tokens, but no more than the window."""
         return min(self.window, self.usual_window + more)
 
     def propose_window(self) -> int:
-        """Ask the window policy for the next draft, and return the window."""
+        """Ask the window policy how long the next draft may be, and return this window."""
         known = self.conditions()
         state = WindowState(
             previous=self._window.settled,
@@ -307,7 +307,7 @@ class SpeculationEstimates:
         return self._window.propose(state)
 
     def should_end(self, confidences: Sequence[float]) -> bool:
-        """Return True if a draft that begins with tokens of these confidences should end with them, or should have ended before."""
+        """Return True if a draft whose tokens have these confidences should end now, or should have ended before."""
         if not self._window.may_end_early:
             return False
         chances = self._chances(confidences)
@@ -315,46 +315,46 @@ class SpeculationEstimates:
         return self._window.should_end(*last, length=len(chances)) or self._window.should_have_ended(chances)
 
     def useful_length(self, draft: Sequence[DraftToken]) -> int:
-        """Return how many tokens of a draft are worth verifying, by what the verifier's rows cost."""
+        """Return how many tokens of a draft are worth verifying, given how long the verifier's rows take."""
         if not self.is_lossless:
             return len(draft)
         chances = self._chances([token.confidence for token in draft])
         return self._window.useful_length(chances, is_sampled=any(token.row is not None for token in draft))
 
     def should_draft_more(self, confidences: Sequence[float], *, lateness: float) -> bool:
-        """Return True if drafting one more token before sending a draft ahead is expected to save time.
+        """Return True if it should save time to draft one more token before a draft is sent ahead of the verdict.
 
         Args:
-            confidences: confidences of the tokens it has.
-            lateness: seconds by which the reply to a message sent now would come after the assumed verdict. Below 0 the draft would wait
-                at the verifier, so another token costs nothing.
+            confidences: confidences of the tokens that the draft has.
+            lateness: how many seconds after the assumed verdict the reply to a message sent now would arrive. If this is below 0, the
+                draft would have to wait at the verifier, so another token costs nothing.
         """
         chance = self.acceptance * self._chance(confidences)
         later = max(0.0, lateness + self.step_times[0]) - max(0.0, lateness)
         return chance * self.remote_step > later + self.energy
 
     def _chances(self, confidences: Sequence[float]) -> list[float]:
-        """Return the probabilities that the first 1, 2, ... tokens of these confidences are all accepted."""
+        """Return the probabilities that the first 1, 2, ... tokens are all accepted, given their confidences."""
         return list(accumulate(map(self._calibration.acceptance, confidences), mul))
 
     def _chance(self, confidences: Sequence[float]) -> float:
-        """Return the probability that all tokens of these confidences are accepted."""
+        """Return the probability that all tokens are accepted, given their confidences."""
         return prod(self._calibration.acceptance(confidence) for confidence in confidences)
 
     # Rounds
 
     def expect_rounds(self, *, branches: int, ahead: int) -> None:
-        """Set how the rounds of the next answer work.
+        """Set how many branches the rounds of the next answer may draft and send.
 
         Args:
             branches: maximum number of branches drafted while a verdict is out.
-            ahead: maximum number of them that are sent ahead of the verdict.
+            ahead: maximum number of branches that are sent before the verdict arrives.
         """
         self._is_parallel = branches > 0
         self._is_ahead = branches > 0 and ahead > 0 and self.is_lossless
 
     def conditions(self) -> RoundConditions:
-        """Return the figures by which the mode is chosen."""
+        """Return the current figures by which the mode is chosen."""
         first, *more = self.step_times
         window = self.usual_window
         ahead, ahead_rounds = self._rounds.ahead_rate.with_prior(_PRIOR_AHEAD, _PRIOR_ROUNDS)
@@ -377,7 +377,7 @@ class SpeculationEstimates:
         )
 
     def conditions_of(self, draft: Sequence[DraftToken], *, leaves_stream: bool = False) -> RoundConditions:
-        """Return ``conditions`` for a round with this draft. If ``leaves_stream``, an open stream would have to be opened again."""
+        """Return ``conditions`` for a round with this draft. ``leaves_stream`` says whether an open stream would be closed for it."""
         known = self.conditions()
         return replace(
             known,
@@ -387,9 +387,9 @@ class SpeculationEstimates:
         )
 
     def can_pay(self) -> bool:
-        """Return True if drafting would be faster than the remote stream with an acceptance rate at its upper confidence bound.
+        """Return True if drafting would be faster than the remote stream, with the acceptance rate at its upper confidence bound.
 
-        Also returns True until the device's pace is measured.
+        Until the device's pace is measured, this returns True.
         """
         if not self._step_times.is_measured:
             return True
@@ -401,26 +401,26 @@ class SpeculationEstimates:
         return rates.speculative > rates.remote
 
     def record_written(self, tokens: int) -> None:
-        """Record that the device has written ``tokens``, whatever happens to them."""
+        """Record that the device has written ``tokens`` tokens, whether or not they are used."""
         self._rounds.drafted.total += tokens
 
     def record_adopted(self, tokens: int) -> None:
-        """Record that a branch of this many tokens was adopted when its verdict came."""
+        """Record that a branch of this many tokens was adopted when its verdict arrived."""
         self._rounds.adopted.record(tokens)
 
     def record_ahead(self, was_sent: bool) -> None:
-        """Record a verdict of a round with branches. If ``was_sent``, the next draft had been sent ahead for exactly that verdict."""
+        """Record a verdict on a round with branches. ``was_sent`` says whether a draft for exactly this verdict had already been sent."""
         self._rounds.ahead_rate.record(was_sent)
 
     # Times
 
     @property
     def step_times(self) -> Sequence[float]:
-        """Seconds of the draft model's step on 1, 2, ... sequences."""
+        """How many seconds a step of the draft model on 1, 2, ... sequences takes."""
         return self._step_times.times
 
     def record_draft(self, sequences: int, tokens: int, seconds: float, *, is_beside_stream: bool = False) -> None:
-        """Record that drafting ``tokens`` on each of ``sequences`` side by side took ``seconds``; see ``DraftStepTimes``."""
+        """Record that drafting ``tokens`` tokens on each of ``sequences`` sequences took ``seconds``; see ``DraftStepTimes``."""
         self._step_times.record(sequences, tokens, seconds, is_beside_stream=is_beside_stream)
 
     @property
@@ -430,7 +430,7 @@ class SpeculationEstimates:
 
     @property
     def rtt(self) -> float:
-        """Mean round trip of the link, seconds. Before the first verdict it is the expected one, or 0 if not known."""
+        """Mean round trip of the link in seconds. Before the first verdict, this is the expected one, or 0 if none is expected."""
         return self._round_trip.rtt
 
     @property
@@ -439,21 +439,21 @@ class SpeculationEstimates:
         return self._round_trip.queue_depth
 
     def expect_rtt(self, seconds: float) -> None:
-        """Set the link's round trip in seconds. Used only until the first verdict is measured: then wait = round trip + one target step."""
+        """Set the link's round trip in seconds. Until the first verdict, the wait is assumed to be this plus one target step."""
         self._round_trip.expect_rtt(seconds)
 
     def expect_row_costs(self, costs: RowCosts | None) -> None:
-        """Set what the verifier's rounds cost by their number of rows, as it reported, or None if it didn't report it."""
+        """Set how long the verifier's rounds take by their number of rows, as it reported, or None if it didn't report that."""
         self._round_trip.expect_costs(costs)
 
     def record_wait(
         self, seconds: float, *, queue_depth: float, server_seconds: float, computed: tuple[int, float] | None = None, read: int = 0
     ) -> None:
-        """Record that a verdict took ``seconds``, of which ``server_seconds`` at the server; see ``RoundTrip.record``."""
+        """Record that a verdict took ``seconds``, of which ``server_seconds`` were spent at the server; see ``RoundTrip.record``."""
         self._round_trip.record(seconds, queue_depth=queue_depth, server_seconds=server_seconds, computed=computed, read=read)
 
     def record_lost_round(self, seconds: float) -> None:
-        """Record that no verdict came within ``seconds``."""
+        """Record that no verdict arrived within ``seconds``."""
         self._round_trip.record_lost(seconds)
 
     @property
@@ -472,30 +472,30 @@ class SpeculationEstimates:
         return self._remote_step.is_stale
 
     def record_remote(self, tokens: int, seconds: float, *, is_beside_draft: bool = False) -> None:
-        """Record that ``tokens`` of a remote stream came in ``seconds``; see ``RemoteStepTime``."""
+        """Record that a remote stream gave ``tokens`` tokens in ``seconds``; see ``RemoteStepTime``."""
         self._remote_step.record(tokens, seconds, is_beside_draft=is_beside_draft)
 
     def record_drafted(self, tokens: int) -> None:
-        """Record that drafts gave ``tokens``, during which the stream's pace can't be measured."""
+        """Record that ``tokens`` tokens were drafted, so that the last measurement of the stream's pace is older."""
         self._remote_step.record_drafted(tokens)
 
     @property
     def prompt_time(self) -> float:
-        """Seconds that the remote stream takes to read a prompt, by recent answers; 0 if not known."""
+        """How many seconds the remote stream took to read a prompt in recent answers; 0 if not known."""
         return self._prompt_time.value
 
     def record_prompt(self, seconds: float) -> None:
-        """Record how long the remote stream took to read a prompt. As long as nothing is known, 0 s is ignored."""
+        """Record how long the remote stream took to read a prompt. A time of 0 is ignored if no other time was recorded before."""
         if seconds or self._prompt_time.is_measured:
             self._prompt_time.record(seconds)
 
     @property
     def opening_share(self) -> float:
-        """Share of the prompt time that a session takes to open after a stream; a server may keep what the stream has read."""
+        """How long a session takes to open after a stream, as a share of the prompt time. A server may keep what the stream has read."""
         return self._opening_share.value
 
     def record_opening(self, share: float) -> None:
-        """Record which share of the prompt time a session took to open after a stream."""
+        """Record how long a session took to open after a stream, as a share of the prompt time."""
         self._opening_share.record(min(2.0, share))
 
 

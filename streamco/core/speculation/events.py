@@ -1,7 +1,7 @@
 """The events and commands of the speculation machine.
 
-Lengths and positions count tokens of the answer from its beginning. The driver adds the prompt in front of it. Drafts, branches and remote
-streams have *versions*, which share one counter. The machine ignores events of a version or round that is over.
+Lengths and positions count tokens from the beginning of the answer. The driver puts the prompt before it. Drafts, branches and remote
+streams have *versions*, which share one counter. The machine ignores events of a version or round that has ended.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 Candidates = tuple[tuple[int, float], ...]
-"""The likeliest tokens of a position as (id, probability), best first."""
+"""The likeliest tokens at a position as (id, probability) pairs, likeliest first."""
 
 
 class DraftToken(Struct, frozen=True):
@@ -56,7 +56,7 @@ class DraftToken(Struct, frozen=True):
         id: the token.
         confidence: probability that the draft model assigns to it, 0..1.
         alternatives: the draft model's likeliest tokens at its position; this one may be among them.
-        row: the distribution it was sampled from, in the driver's own form; passed on with ``SendDraft``. None for greedy.
+        row: the distribution it was sampled from, in the driver's own form; ``SendDraft`` passes it on. None for greedy decoding.
     """
 
     id: int
@@ -66,13 +66,13 @@ class DraftToken(Struct, frozen=True):
 
 
 class TokensDrafted(Struct, frozen=True):
-    """The device wrote the next tokens of a draft, all of them or the first ones.
+    """The device wrote the next tokens of a draft. More may follow.
 
     Args:
         version: version of the draft.
         tokens: the new tokens, in order.
-        is_finished: no more tokens of this version come. If there are fewer than requested and no end of the text, the device's context is
-            full.
+        is_finished: True if no more tokens of this version follow. If there are fewer than requested and the text has not ended, the
+            device's context is full.
         importance: mean importance of this version's tokens so far; None if not measured.
     """
 
@@ -89,7 +89,7 @@ class DeviceFailed(Struct, frozen=True):
 
 
 class VerifierConnected(Struct, frozen=True):
-    """The verifier session is open or resumed. Its context holds the prompt and the first ``length`` tokens of ``ConnectVerifier.ids``."""
+    """The verifier session is open or resumed. Its context has the prompt and the first ``length`` tokens of ``ConnectVerifier.ids``."""
 
     length: int = 0
 
@@ -98,7 +98,7 @@ class VerifierLost(Struct, frozen=True):
     """The connection broke or the session was refused, and the round that was out is lost. The verifier endpoint retries.
 
     Args:
-        retry_after: seconds for which the verifier takes no session, as it reported; None if it may be back at any time.
+        retry_after: for how many seconds the verifier says it accepts no session; None if it may be back at any time.
     """
 
     retry_after: float | None = None
@@ -111,7 +111,7 @@ class VerifierFailed(Struct, frozen=True):
 
 
 class ExpectedVerdict(Struct, frozen=True):
-    """A verdict ahead of which a draft was sent: its round, the number of accepted tokens, and the token after them."""
+    """A verdict that a draft assumes when it is sent early: the round, the number of accepted tokens, and the token after them."""
 
     round: int
     accepted: int
@@ -123,11 +123,11 @@ class VerdictReceived(Struct, frozen=True, kw_only=True):
 
     Args:
         round: number of the ``SendDraft`` that it answers.
-        accepted: number of accepted draft tokens; in a tree the last accepted node.
+        accepted: number of accepted draft tokens; in a tree, the number of the last accepted node.
         token: the target model's token after them; None if the verifier's context is full.
         rows: the target model's likeliest tokens at each position of the draft and after it, shape (window + 1,); empty if not requested.
         queue_depth: utilisation of the verifier's queue, 0..1.
-        queue_seconds, compute_seconds: how long the draft waited and was computed at the verifier.
+        queue_seconds, compute_seconds: how long the draft waited at the verifier, and how long its computation took.
     """
 
     round: int
@@ -140,19 +140,19 @@ class VerdictReceived(Struct, frozen=True, kw_only=True):
 
     @property
     def outcome(self) -> ExpectedVerdict | None:
-        """This verdict as the condition of a draft that was sent ahead of it; None if nothing can follow it."""
+        """This verdict in the form in which early drafts assume it; None if nothing can follow it."""
         return None if self.token is None else ExpectedVerdict(self.round, self.accepted, self.token)
 
 
 class DraftRefused(Struct, frozen=True):
-    """The verifier is overloaded and its context is as before the draft. ``retry_after`` in seconds, or None if not given."""
+    """The verifier is overloaded and refused a draft. Its context is unchanged. ``retry_after`` is in seconds, or None if not given."""
 
     round: int
     retry_after: float | None = None
 
 
 class ReaderFellBehind(Struct, frozen=True):
-    """The reader has much left to read, so no new round has to start."""
+    """The reader has much left to read, so no new round needs to start."""
 
 
 class ReaderCaughtUp(Struct, frozen=True):
@@ -216,37 +216,38 @@ class DraftBranch(Struct, frozen=True):
 
 
 class AdoptBranch(Struct, frozen=True):
-    """Make the sequence of the branch with this version the device's own, and close the former one. Drafting on the branch continues."""
+    """Make the sequence of the branch with this version the device's own, and close the previous one. Drafting on it continues."""
 
     version: int
 
 
 class DropDrafts(Struct, frozen=True):
-    """Stop the drafts of these versions without waiting. A branch's sequence is closed; the device's own stays."""
+    """Stop the drafts with these versions without waiting. A branch's sequence is closed, but the device's own stays open."""
 
     versions: tuple[int, ...]
 
 
 class ConnectVerifier(Struct, frozen=True):
-    """Open the verifier session, or resume the one that was lost. Its context ends with these tokens of the answer.
+    """Open the verifier session, or resume the one that was lost. Its context must end with these tokens of the answer.
 
-    An old connection is given up first. The verifier endpoint retries until it can report ``VerifierConnected`` or ``VerifierFailed``.
+    Any old connection is closed first. The verifier endpoint retries until it can report ``VerifierConnected`` or ``VerifierFailed``.
     """
 
     ids: tuple[int, ...]
 
 
 class SendDraft(Struct, frozen=True):
-    """Have a draft verified.
+    """Send a draft to the verifier.
 
     Args:
         round: number of the round, higher than the last one.
         base: position to which the verifier's context is cut.
         given: committed tokens that the verifier then reads.
         ids: tokens to verify after them.
-        rows: ``DraftToken.row`` of each of those, None for a token that was not drawn; empty for greedy.
-        parents: parent of each of those, in a tree (``streamco.policies.drafts.tree_acceptance``); empty for a chain.
-        if_verdict: verify the draft only if this verdict is reached, and then at once, without cutting the context. None means in any case.
+        rows: ``DraftToken.row`` of each token in ``ids``, None for a token that was not sampled; empty for greedy decoding.
+        parents: parent of each token in ``ids``, in a tree (``streamco.policies.drafts.tree_acceptance``); empty for a chain.
+        if_verdict: verify the draft only if this verdict is reached, and then at once, without cutting the context. If None, always
+            verify it.
     """
 
     round: int
@@ -263,7 +264,7 @@ class CloseVerifier(Struct, frozen=True):
 
 
 class OpenRemote(Struct, frozen=True):
-    """Let the target model continue alone after these tokens of the answer, with at most ``max_tokens`` (None for no limit)."""
+    """Let the target model continue alone after these tokens of the answer, for at most ``max_tokens`` tokens (None for no limit)."""
 
     version: int
     ids: tuple[int, ...]
@@ -271,13 +272,13 @@ class OpenRemote(Struct, frozen=True):
 
 
 class CloseRemote(Struct, frozen=True):
-    """Cancel the remote stream of this version; tokens that it still sends are ignored."""
+    """Cancel the remote stream of this version. Tokens that it still sends are ignored."""
 
     version: int
 
 
 class DeliverIds(Struct, frozen=True):
-    """Deliver these tokens to the reader. With origin "draft" they are provisional: committed or retracted later."""
+    """Deliver these tokens to the reader. With origin "draft" they are provisional, and will be committed or retracted later."""
 
     ids: tuple[int, ...]
     origin: Origin
@@ -291,7 +292,7 @@ class CommitIds(Struct, frozen=True):
 
 
 class RetractIds(Struct, frozen=True):
-    """Take the newest ``count`` tokens, all provisional, back from the reader."""
+    """Take the newest ``count`` tokens, which are all provisional, back from the reader."""
 
     count: int
 
@@ -303,7 +304,7 @@ class FinishAnswer(Struct, frozen=True):
 
 
 class FailAnswer(Struct, frozen=True):
-    """End the answer with an error; what was delivered as final stays."""
+    """End the answer with an error. Tokens that were delivered as final stay."""
 
     error: StreamcoError
 

@@ -1,14 +1,14 @@
-"""The machine of one speculated answer: the device drafts, the verifier verifies (Synera section 4, Figure 8).
+"""The machine of one speculated answer, in which the device drafts and the verifier verifies (Synera section 4, Figure 8).
 
-Modes. ``ModeSelector`` chooses one whenever nothing is left to verify or commit, by what is available and by what pays:
+Whenever nothing is left to verify or commit, ``ModeSelector`` chooses a mode that is available and pays:
 
     speculate    draft a window ── SendDraft ──> VerdictReceived: commit accepted tokens and one of the target model's
                  while the verdict is out, draft along the likeliest verdicts; the right branch is adopted (4.4)
     device       draft a chunk and commit it without verification (offloading, 4.2; only in a selective answer)
     remote       the target model generates alone and its tokens are committed; drafting may start again (DSD 4.4)
-    verify one   SendDraft without a draft: the verdict is the target model's next token
+    verify one   SendDraft without a draft, so that the verdict is the target model's next token
 
-Events in and commands out, by the part that they come from or go to:
+The events that come in and the commands that go out, by the part that sends or gets them:
 
     device       TokensDrafted, DeviceFailed                             DraftTokens, DraftBranch, AdoptBranch, DropDrafts
     verifier     VerifierConnected, VerifierLost, VerifierFailed,        ConnectVerifier, SendDraft, CloseVerifier
@@ -16,16 +16,17 @@ Events in and commands out, by the part that they come from or go to:
     remote       RemoteTokensReceived, RemoteEnded, RemoteFailed         OpenRemote, CloseRemote
     reader       ReaderFellBehind, ReaderCaughtUp, ReaderLeft            DeliverIds, CommitIds, RetractIds, FinishAnswer, FailAnswer
 
-A round, by method:
+A round calls these methods:
 
     _next_step ─> _draft ─> _check_draft (again for each TokensDrafted) ─> _end_chunk ─┬─> _send ─> _on_verdict ─> _next_step
                                                                                        └─> _commit_unverified ─> _next_step
 
 Trouble with the verifier (a lost connection, a refusal, no verdict in time) is tolerated for ``ModeSelector.patience``. Then another mode
-continues from the beginning of the round, and the verifier may come back later. ``SilenceLimit`` bounds all such waits together.
+continues from the beginning of the round, and the verifier may come back later. ``SilenceLimit`` limits all these waits together.
 
 A lossless answer (budget 1) has only tokens that the verifier or the remote stream made or accepted. If both are gone, the device may
-continue (``may_use_device``); then ``report.is_exact`` is False. A selective answer also has chunks that the device committed alone.
+continue alone (``may_use_device``), but then ``report.is_exact`` is False. A selective answer also has chunks that the device committed
+alone.
 """
 
 from __future__ import annotations
@@ -73,21 +74,21 @@ from streamco.events import ReaderLeft
 
 __all__ = ["SpeculationMachine"]
 
-_CHECK_EVERY = 4  # tokens of the remote stream between two decisions whether drafting pays
+_CHECK_EVERY = 4  # how many tokens of the remote stream to wait between two decisions whether drafting pays
 
 
 class SpeculationMachine:
-    """One speculated answer, without IO, clock or random source.
+    """Generates one speculated answer, without IO or a clock.
 
     Args:
         estimates: measurements of the two models, kept across answers; this answer adds its own.
-        options: settings of this answer.
-        rng: draws which chunks are sent if the budget leaves a choice.
+        options: settings for this answer.
+        rng: decides which chunks are sent if the budget leaves a choice.
 
     Attributes:
         report: counts of the answer's tokens and rounds so far.
-        answer: committed tokens.
-        is_done: the answer is finished, failed or left. No more commands follow.
+        answer: the committed tokens.
+        is_done: True if the answer is complete, has failed or was left by its reader. No more commands follow.
     """
 
     def __init__(self, estimates: SpeculationEstimates, options: SpeculationMachineOptions, rng: Random) -> None:
@@ -119,23 +120,23 @@ class SpeculationMachine:
         self.answer, self._draft_state, self._verifier, self._remote = answer, draft_state, verifier, remote
         self._time_account, self._backpressure = time_account, backpressure
         self._window = 0  # tokens of the current draft
-        self._unchecked = 0  # tokens of the remote stream since the last decision whether drafting pays
+        self._unchecked = 0  # tokens of the remote stream since the last decision on whether drafting pays
         self._is_returning = False  # drafting pays; the stream continues until verifier and device are ready
 
     def start(self, *, now: float) -> None:
-        """Start the answer; called once, before anything else."""
+        """Start the answer. This is called once, before any other method."""
         self._time_account.start(now=now)
         self._next_step(now)
         self._silence.watch(now=now)
 
     def take_commands(self) -> list[SpeculationCommand]:
-        """Return the commands to carry out, in order; each is returned once."""
+        """Return the commands to carry out, in order. Each command is returned only once."""
         commands = self._commands[:]
         self._commands.clear()
         return commands
 
     def receive(self, event: SpeculationEvent, *, now: float) -> None:
-        """Handle an event. Events of drafts, rounds and streams that are over change nothing."""
+        """Handle an event. Events of drafts, rounds and streams that have ended change nothing."""
         if self.is_done:
             return
         match event:
@@ -163,11 +164,11 @@ class SpeculationMachine:
         self._silence.watch(now=now)
 
     def next_deadline(self) -> float | None:
-        """Return when to call ``handle_deadline``, seconds, or None if not before another event."""
+        """Return when to call ``handle_deadline``, in seconds, or None if nothing is due before another event."""
         return None if self.is_done else min((time for time, _ in self._deadlines() if time is not None), default=None)
 
     def handle_deadline(self, *, now: float) -> None:
-        """Do what is due at a deadline; a call that is too early does nothing."""
+        """Do the work that is due at a deadline. Calling this too early does nothing."""
         if self.is_done:
             return
         act = next((act for time, act in self._deadlines() if time is not None and now >= time), None)
@@ -176,7 +177,7 @@ class SpeculationMachine:
         self._silence.watch(now=now)
 
     def _deadlines(self) -> tuple[tuple[float | None, Callable[[float], None]], ...]:
-        """Return when something must be done, seconds, and what, the most important first."""
+        """Return pairs of a time in seconds and the method to call then, the most important first."""
         return (
             (self._silence.deadline(), self._end_silence),
             (self._mode_selector.gives_up_at(), self._continue_without_verifier),
@@ -192,9 +193,10 @@ class SpeculationMachine:
     # The next step
 
     def _next_step(self, now: float, branch: DraftSequence | None = None, token: int | None = None) -> None:
-        """Choose a mode and start it. Everything that was drafted and verified has been committed or dropped by now.
+        """Choose a mode and start it. By now, all drafted and verified tokens have been committed or dropped.
 
         Args:
+            now: the current time in seconds.
             branch: the draft that assumed the verdict; None if no branch did.
             token: the verdict's last token.
         """
@@ -227,7 +229,7 @@ class SpeculationMachine:
         self._mode_selector.set_current(mode)
 
     def _continue_without_verifier(self, now: float) -> None:
-        """Continue in another mode from the round's beginning, because the verifier is gone or its trouble lasts too long."""
+        """Continue in another mode from the round's beginning, because the verifier is gone or has had trouble for too long."""
         if not self._mode_selector.has_fallback:
             self._verifier.give_up()
         out = self._verifier.abandon_round()
@@ -244,7 +246,7 @@ class SpeculationMachine:
         self._next_step(now, branch)
 
     def _begin_without_draft(self, now: float) -> None:
-        """Request one token while the device reads the prompt. What the device then drafts is a branch that has guessed the token."""
+        """Request one token while the device reads the prompt. The device's draft becomes a branch that guesses this token itself."""
         self._opening_stream.record_asked()
         self._draft_state.assume_accepted(0, self._window + 1, now=now)
         self._send([], now)
@@ -252,7 +254,7 @@ class SpeculationMachine:
     # Drafting
 
     def _draft(self, branch: DraftSequence | None, token: int | None, now: float) -> None:
-        """Draft the next window. A branch that assumed the verdict is its beginning (4.4 "merge the local and cloud results")."""
+        """Draft the next window. If a branch assumed the verdict, the draft begins with it (4.4 "merge the local and cloud results")."""
         self._window = self._mode_selector.next_window()
         if not self._window:
             self._request_one_token(now)
@@ -332,7 +334,7 @@ class SpeculationMachine:
     # Verifying
 
     def _send(self, draft: Sequence[DraftToken], now: float) -> None:
-        """Have a draft verified, and meanwhile draft along the likeliest verdicts (4.4)."""
+        """Send a draft to the verifier, and meanwhile draft along the likeliest verdicts (4.4)."""
         if self._verifier.state == "closed":  # the session was refused while this was drafted
             self._verifier.connect(self.answer.ids, now=now)
         siblings = siblings_for(draft, self._estimates, self._options)
@@ -422,7 +424,7 @@ class SpeculationMachine:
             self._continue_without_verifier(now)
 
     def _retry(self, now: float) -> None:
-        """Send a refused draft again. If a verdict didn't come in time, give up its connection."""
+        """Send a refused draft again. If a verdict didn't arrive in time, open a new connection for its draft."""
         out = self._verifier.round
         if out is not None and out.state == "sent":
             self._estimates.record_lost_round(now - out.awaited_since)
@@ -431,7 +433,7 @@ class SpeculationMachine:
         self._check_patience(now)
 
     def _check_patience(self, now: float) -> None:
-        """Continue without the verifier if trouble has lasted too long. A round that is then lost again isn't tried a third time."""
+        """Continue without the verifier if its trouble has lasted too long, so that a round that is lost twice isn't tried again."""
         give_up_at = self._mode_selector.gives_up_at()
         if give_up_at is not None and now >= give_up_at:
             self._continue_without_verifier(now)
@@ -475,7 +477,7 @@ class SpeculationMachine:
                 self._return_to_drafting(now)
 
     def _leave_stream(self, found: Sequence[DraftToken], now: float) -> None:
-        """Leave the stream for a draft that was looked up, if that pays. The stream continues until the session is open."""
+        """Leave the stream for a looked-up draft, if that pays. The stream continues until the session is open."""
         window, selector = self._mode_selector.next_window(), self._mode_selector
         free_tokens = self.answer.free_tokens
         draft = found[: window if free_tokens is None else min(window, free_tokens - 1)]
@@ -526,7 +528,7 @@ class SpeculationMachine:
         self.answer.finish(reason)
 
     def _end_without_endpoints(self) -> None:
-        """End the answer, because no mode can continue it. If only the device's context is full, a selective answer is complete."""
+        """End the answer, because no mode can continue it. A selective answer counts as complete if the device's context is full."""
         if self._draft_state.is_full and not self._estimates.is_lossless and self._draft_state.failure is None:
             self._finish("length")
             return

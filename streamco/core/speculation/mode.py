@@ -1,4 +1,4 @@
-"""Chooses the generation mode: how the next tokens are generated, and how long trouble with the verifier may last."""
+"""Chooses how the next tokens are generated, and how long trouble with the verifier may last."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from streamco.policies.offload import is_past_exit
 __all__ = ["GenerationMode", "ModeSelector"]
 
 GenerationMode = Literal["speculate", "device", "remote", "verify one"]
-"""The device drafts and the verifier verifies; the device commits its own chunks; the remote stream generates alone; the verifier gives one
-token at a time, because the device can't draft and there is no remote stream."""
+"""How tokens are generated. With "speculate" the device drafts and the verifier verifies. With "device" the device commits its own chunks.
+With "remote" the remote stream generates alone. With "verify one" the verifier gives one token at a time, because the device can't draft
+and there is no remote stream."""
 
-_PATIENCE_ROUNDS = 2.0  # rounds that an answer waits for a verifier while another mode could continue it
-_PROBE_AFTER = 64  # tokens that the device commits alone before the verifier is tried again
+_PATIENCE_ROUNDS = 2.0  # how many rounds an answer waits for a verifier while another mode could continue it
+_PROBE_AFTER = 64  # how many tokens the device commits alone before the verifier is tried again
 
 
 class ModeSelector:
-    """Chooses the generation mode of an answer by what is available and by what pays.
+    """Chooses the generation mode of an answer, depending on which modes are available and which one pays.
 
     Attributes:
-        current: the mode that was set last; None if there is none yet.
+        current: the mode that was set last; None if no mode was set yet.
     """
 
     def __init__(
@@ -65,13 +66,13 @@ class ModeSelector:
         self._unverified_tokens += tokens
 
     def next_window(self) -> int:
-        """Return the number of tokens of the next draft. In a lossless answer it leaves one free for the token that the verdict adds."""
+        """Return the length of the next draft in tokens. In a lossless answer this leaves room for the token that the verdict adds."""
         window, free_tokens = min(self._estimates.window, self._options.max_draft), self._answer.free_tokens
         is_one_added = self.current == "speculate" and self._estimates.is_lossless
         return window if free_tokens is None else min(window, free_tokens - is_one_added)
 
     def record_nothing_found(self) -> None:
-        """Record that a lookup after the current answer found no draft, or none that pays."""
+        """Record that looking up what may follow the answer so far found no draft, or none that pays."""
         self._empty_at = self._answer.length
 
     def record_verdict(self) -> None:
@@ -81,9 +82,9 @@ class ModeSelector:
     # Which mode
 
     def choose(self, *, now: float) -> GenerationMode | None:
-        """Return the mode of the next draft, or None if the answer can't continue.
+        """Return the mode for the next tokens, or None if the answer can't continue.
 
-        Called once whenever all drafted tokens are committed or dropped, because the mode switch counts the calls.
+        Call this only once each time all drafted tokens have been committed or dropped, because the mode switch counts the calls.
         """
         can_draft, can_verify = not self._draft_state.is_out, self._may_verify and self._verifier.state != "gone"
         if self._empty_at == self._answer.length and can_verify:
@@ -104,18 +105,18 @@ class ModeSelector:
         return "device" if can_draft and self._options.may_use_device else None
 
     def _without_draft(self, now: float) -> GenerationMode:
-        """Return the mode after a lookup that found nothing: the stream, unless drafting continues whether it pays or not."""
+        """Return the mode after a lookup that found nothing: the stream if it is usable and may be used, otherwise "verify one"."""
         is_stream = self._remote.is_usable and (self._options.is_adaptive or not self.can_verify_soon(now))
         if is_stream and self._answer.report.why_remote is None:
             self._answer.report.why_remote = "nothing to look up"
         return "remote" if is_stream else "verify one"
 
     def is_worth(self, draft: Sequence[DraftToken], *, leaves_stream: bool = False) -> bool:
-        """Return True if a draft that was looked up should be sent.
+        """Return True if a looked-up draft should be sent.
 
         Args:
             draft: its tokens.
-            leaves_stream: the stream is open, and would have to be opened again if nothing is found after this draft.
+            leaves_stream: True if the stream is open and would have to be opened again if nothing is found after this draft.
         """
         if not self._options.is_adaptive or not self._remote.is_usable:
             return True
@@ -129,7 +130,7 @@ class ModeSelector:
 
     @property
     def _prompt_times(self) -> tuple[float, float]:
-        """Extra seconds of a first round for reading the stream's tokens, and of a stream after a failed attempt to draft."""
+        """Extra seconds that a first round takes to read the stream's tokens, and that a stream takes after a failed attempt to draft."""
         share = self._estimates.opening_share
         opening = share * self._time_account.prompt_time if self._verifier.is_new else 0.0
         return opening, 0.0 if self._time_account.has_begun else share * self._estimates.prompt_time
@@ -142,7 +143,7 @@ class ModeSelector:
         return self._best_mode() == "speculate"
 
     def can_verify_soon(self, now: float) -> bool:
-        """Return True if a draft would soon be verified. The first draft opens the session, because the server reads the prompt for it."""
+        """Return True if a draft would be verified soon. A closed session counts, because the first draft is what opens it."""
         verifier = self._verifier
         if verifier.state == "closed":
             return self._may_verify and now >= verifier.refused_until
@@ -151,13 +152,13 @@ class ModeSelector:
         return verifier.state == "connecting" and verifier.trouble_since is not None and now < verifier.trouble_since + self.patience
 
     def is_offloaded(self, draft: Sequence[DraftToken], importance: float | None, rng: Random, *, now: float) -> bool:
-        """Return True if the chunk should be verified: every chunk if lossless, otherwise those that both filters select (4.2).
+        """Return True if a chunk should be verified. In a selective answer, only chunks that the offloading filters choose are (4.2).
 
         Args:
             draft: the chunk.
-            importance: its importance; None if not measured.
-            rng: draws which chunks are sent if the budget leaves a choice.
-            now: seconds.
+            importance: the chunk's importance; None if not measured.
+            rng: decides which chunks are sent if the budget leaves a choice.
+            now: the current time in seconds.
         """
         steering = self._estimates.steering
         if self._estimates.is_lossless:
@@ -169,7 +170,7 @@ class ModeSelector:
         return steering.decide(confidence, importance, len(draft), rng).is_offloaded
 
     def _best_mode(self) -> GenerationMode:
-        """Return the mode that pays (DSD section 4.4: fused mode where drafting is slower)."""
+        """Return the mode that pays, which is fused mode if drafting is slower (DSD section 4.4)."""
         estimates = self._estimates
         estimates.propose_window()
         if not self._options.is_adaptive:
@@ -189,7 +190,7 @@ class ModeSelector:
         )
         if mode == "remote":
             self._answer.report.why_remote = "drafting is slower"
-        # In mode "device" nothing shows that the verifier would pay again, so it is tried now and then.
+        # In mode "device" nothing shows whether the verifier would pay again, so it is tried now and then.
         return "speculate" if mode == "device" and self._unverified_tokens >= _PROBE_AFTER else mode
 
     @property
@@ -215,11 +216,11 @@ class ModeSelector:
 
     @property
     def patience(self) -> float:
-        """Seconds that trouble with the verifier may last.
+        """How many seconds trouble with the verifier may last.
 
         A selective answer waits less, because its reader accepts the device's tokens. A full verifier stays full for
-        ``retry_after``. An answer that has not begun waits at most two rounds for it, or one token of the stream if that is longer.
-        Other trouble may be over at any time, and an answer in progress would pay for the change, so it waits longer.
+        ``retry_after``, so an answer that has not begun waits for it at most two rounds, or one token of the stream if that is longer.
+        Other trouble may end at any time, and changing the mode costs an answer in progress time, so in these cases it waits longer.
         """
         options, estimates = self._options, self._estimates
         if not self.has_fallback:
@@ -232,12 +233,12 @@ class ModeSelector:
         return min(options.patience, _PATIENCE_ROUNDS * estimates.wait)
 
     def is_refused_too_long(self, now: float) -> bool:
-        """Return True if the verifier refuses everything until patience has ended, so that waiting for it is pointless."""
+        """Return True if the verifier will refuse everything until the patience ends, so that waiting for it is pointless."""
         since = self._verifier.trouble_since
         return self.has_fallback and self._verifier.refused_until >= (now if since is None else since) + self.patience
 
     def gives_up_at(self) -> float | None:
-        """Return when trouble will have lasted too long for the waiting round, seconds, or None if there is no trouble."""
+        """Return when to give up on the round that waits for the verifier, in seconds, or None if no round is in trouble."""
         verifier = self._verifier
         if verifier.round is None or verifier.round.state == "sent" or verifier.trouble_since is None:
             return None

@@ -1,9 +1,9 @@
-"""The beginning of a lossless answer while the device still reads the prompt (not in the papers).
+"""Begins a lossless answer without a draft while the device is still reading the prompt (not in the papers).
 
-A small processor takes seconds to read a long prompt, in which the verifier could have written a part of the answer. So if the device has
-not drafted anything by one round's time after the answer has begun, the verifier is asked for one token without a draft. By then the
-verifier has read the prompt, and its plain stream, which finds it in memory, continues the answer. Drafting starts when the device has
-caught up.
+A small processor takes seconds to read a long prompt, and in this time the verifier could write part of the answer. So if the device hasn't
+drafted anything one round's time after the answer began, the verifier is asked for one token without a draft. Once it has answered, it has
+read the prompt, and its plain stream, which finds the prompt in memory, continues the answer. Drafting starts when the device has caught
+up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["OpeningStream"]
 
 
 class OpeningStream:
-    """Decides when an answer begins without a draft, and when the stream continues it."""
+    """Decides when to begin an answer without a draft, and when to let the stream continue it."""
 
     def __init__(
         self,
@@ -42,17 +42,17 @@ class OpeningStream:
         self._has_asked = False
 
     def due(self) -> float | None:
-        """Return when to ask the verifier for a token without a draft, seconds, or None if that isn't needed."""
+        """Return when to ask the verifier for a token without a draft, in seconds, or None if that isn't needed."""
         if self._has_asked or self._time_account.has_begun or self._remote.is_open or not self._is_possible:
             return None
         return self._time_account.started_at + self._estimates.wait
 
     def record_asked(self) -> None:
-        """Record that a token was requested."""
+        """Record that a token without a draft was requested."""
         self._has_asked = True
 
     def open(self, *, now: float) -> bool:
-        """Open the stream if a token was requested and the device is still reading; return True if the stream is open."""
+        """Open the stream if a token was requested and the device is still reading, and return True if it was opened."""
         if not self._has_asked or not self._is_possible:
             return False
         self._answer.report.why_remote = "the device reads the prompt"

@@ -1,4 +1,4 @@
-"""Settings of the speculation machine for one answer."""
+"""The speculation machine's settings for one answer."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ __all__ = ["SpeculationMachineOptions"]
 
 
 class SpeculationMachineOptions(Struct, frozen=True, kw_only=True):
-    """How one answer is generated; times in seconds.
+    """Settings that say how one answer is generated. Times are in seconds.
 
     Args:
         end_ids: tokens that end the text.
-        max_tokens: longest length of the answer; None for no limit.
-        emit: what the reader gets: final tokens, or drafts at once.
-        has_remote: the target model can generate alone.
-        may_use_device: the device may finish a lossless answer that nothing else can continue.
+        max_tokens: maximum length of the answer; None for no limit.
+        emit: whether the reader gets only final tokens, or also drafts at once.
+        has_remote: whether the target model can generate alone.
+        may_use_device: whether the device may finish a lossless answer that nothing else can continue.
         is_adaptive: choose the mode that pays; if False, speculate whether it pays or not.
-        may_begin_by_stream: the remote stream may begin the answer while the device reads the prompt; needs ``is_adaptive``.
-        is_parallel: draft while the verdict is out (Synera section 4.4).
+        may_begin_by_stream: whether the remote stream may begin the answer while the device reads the prompt; needs ``is_adaptive``.
+        is_parallel: whether to draft while the verdict is out (Synera section 4.4).
         branch_kinds: which verdicts branches may assume.
         max_branches: maximum number of branches side by side.
         alternatives: number of corrections to assume for each position.
-        max_ahead: drafts of each round that may be sent before the verdict that they assume; 0 if the verifier takes none.
-        max_draft: maximum number of tokens that the verifier takes in one round.
-        max_siblings: how many of those may be siblings of others (trees of drafts); 0 for chains only.
-        is_lookup: drafts are looked up. They take no time, there may be none, and each is weighed by itself before it is sent.
-        patience: time that trouble with the verifier may last before another mode continues the answer. A selective answer that has
+        max_ahead: how many drafts per round may be sent before the verdict that they assume; 0 if the verifier accepts none.
+        max_draft: maximum number of tokens that the verifier accepts in one round.
+        max_siblings: how many of these tokens may be siblings of others (trees of drafts); 0 for chains only.
+        is_lookup: whether drafts are looked up. They take no time, there may be none, and each is sent only if it pays by itself.
+        patience: how long trouble with the verifier may last before another mode continues the answer. A selective answer that has
             begun waits for at most two rounds. An adaptive answer that has not begun waits no longer than that for a full verifier, or
             for one token of the stream if that is longer.
-        last_patience: the same if no other mode can continue it.
-        first_verdict_timeout: time until a connection without a first verdict counts as dead.
+        last_patience: the same if no other mode can continue the answer.
+        first_verdict_timeout: how long to wait for a connection's first verdict before the connection counts as dead.
         verdict_timeout: the same for later verdicts.
-        first_silence: time without a first token after which verifier and stream are both given up; None for no limit.
+        first_silence: how long to wait for the first token before both the verifier and the stream are given up; None for no limit.
         silence: the same between two tokens.
 
     Raises:
-        ConfigError: a setting out of range.
+        ConfigError: a setting is out of range.
     """
 
     end_ids: frozenset[int] = frozenset()
@@ -67,7 +67,7 @@ class SpeculationMachineOptions(Struct, frozen=True, kw_only=True):
     silence: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse settings out of range."""
+        """Refuse settings that are out of range."""
         if min(self.max_branches, self.alternatives, self.max_ahead, self.max_siblings) < 0 or self.max_draft < 1:
             raise ConfigError(
                 "speculation machine: expected max_branches, alternatives, max_ahead and max_siblings >= 0 and max_draft >= 1, "

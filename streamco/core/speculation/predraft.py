@@ -1,9 +1,9 @@
-"""Pre-drafting: while a verdict is out, the device drafts along the likeliest verdicts (Synera section 4.4).
+"""Drafts along the likeliest verdicts while a verdict is out, which is called pre-drafting (Synera section 4.4).
 
-Not in the paper: a branch's draft may be sent ahead, together with the verdict that it assumes. The verifier starts on it as soon as it has
-decided just that, while the verdict is still on its way to the device. So a correct assumption hides the link's round trip. A draft with a
-wrong assumption is ignored at the verifier and costs only its bytes. If the assumption was correct, the device continues drafting on the
-same sequence. That sequence is then the branch that assumes that the whole draft is accepted.
+Unlike in the paper, a branch's draft may be sent early, together with the verdict that it assumes. The verifier starts on it as soon as it
+has reached this verdict, while the verdict is still on its way to the device. So a correct assumption hides the link's round trip. A draft
+with a wrong assumption is ignored by the verifier and costs only its bytes. If the assumption was correct, the device continues drafting on
+the same sequence, which then becomes the branch that assumes that the whole draft is accepted.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from streamco.policies.rejection import Branch
 
 __all__ = ["PreDrafter"]
 
-_FURTHER = 1  # tokens beyond the usual window, because many drafts are longer than the mean
+_FURTHER = 1  # tokens to add to the usual window, because many drafts are longer than the mean
 
 
 class PreDrafter:
-    """Starts the branches of the round that is out, and sends their drafts ahead."""
+    """Starts branches for the round that is out, and sends their drafts before its verdict arrives."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class PreDrafter:
         self._backpressure = backpressure
 
     def start(self, out: Round, *, now: float) -> None:
-        """Continue drafting along the likeliest verdicts of this round."""
+        """Draft along the likeliest verdicts on this round."""
         options, window = self._options, min(self._estimates.window_with(_FURTHER), self._options.max_draft)
         if not out.draft or not options.is_parallel or self._draft_state.is_out:
             return
@@ -84,7 +84,7 @@ class PreDrafter:
         free_tokens, end_ids = self._free_tokens(accepted), options.end_ids
         draft = draft[: next((position + 1 for position, each in enumerate(draft) if each.id in end_ids), len(draft))][:free_tokens]
         number = out.number_of(accepted, token)
-        if number is not None and draft:  # the verdict accepts this sibling, and has another token after it
+        if number is not None and draft:  # the verdict would accept this sibling, and add another token after it
             accepted, token, draft, free_tokens = number, draft[0].id, draft[1:], free_tokens - 1
         if not draft or free_tokens < 1 or token in end_ids or (accepted, token) in out.ahead:
             return
@@ -101,7 +101,7 @@ class PreDrafter:
             self._verifier.send_ahead(draft, accepted, token, self._answer.ids, now=now)
 
     def _continue_trunk(self, out: Round, window: int, now: float) -> DraftSequence | None:
-        """Return the trunk as the branch that assumes that the whole round is accepted, or None if nothing can follow the round."""
+        """Turn the trunk into the branch that assumes that the whole round is accepted, or return None if nothing can follow it."""
         free_tokens = min(window, self._free_tokens(len(out.draft)))
         if free_tokens < 1 or out.draft[-1].id in self._options.end_ids:
             self._draft_state.stop_trunk(now=now)
@@ -109,9 +109,9 @@ class PreDrafter:
         return self._draft_state.assume_accepted(len(out.draft), free_tokens + 1, now=now)
 
     def _free_tokens(self, accepted: int) -> int:
-        """Return how many tokens a draft may have after a verdict that accepts ``accepted`` tokens and adds one; 0 or less for none.
+        """Return how many tokens a draft may have after a verdict that accepts ``accepted`` tokens and adds one. 0 or less means none.
 
-        In a lossless answer the next verdict adds a token as well.
+        In a lossless answer, room is also left for the token that the next verdict adds.
         """
         free_tokens, limit = self._answer.free_tokens, self._options.max_draft
         return limit if free_tokens is None else min(limit, free_tokens - accepted - 1 - self._estimates.is_lossless)

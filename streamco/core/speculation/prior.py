@@ -1,4 +1,4 @@
-"""What is assumed about a pair of models before anything is measured."""
+"""Assumptions about a draft model and its verifier, used before anything is measured."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["EstimatesPrior"]
 
 
 class EstimatesPrior(Struct, frozen=True, kw_only=True):
-    """Values assumed before anything is measured; a calibrated profile gives better ones. Times in seconds.
+    """Values assumed before anything is measured. A calibrated profile gives better ones. Times are in seconds.
 
     Args:
         acceptance: probability that a drafted token is accepted (alpha), 0..1.
-        step_times: time of the draft model's step on 1, 2, ... sequences in one batch, up to the number of branches wanted.
+        step_times: how long a step of the draft model on 1, 2, ... sequences in one batch takes, up to the number of branches wanted.
         wait: time from sending a draft to its verdict.
-        remote_step: time between two tokens of the remote stream; None if not known, and then it is measured before anything is drafted.
-        hit_rate: share of rounds in which a pre-drafted branch is adopted, 0..1; None for the acceptance rate, as of real models.
+        remote_step: time between two tokens of the remote stream. If None, it is measured before anything is drafted.
+        hit_rate: share of rounds in which a pre-drafted branch is adopted, 0..1; None to assume the acceptance rate, as with real models.
         mean_confidence: mean confidence of draft tokens, 0..1; None if not measured.
 
     Raises:
-        ConfigError: a value out of range.
+        ConfigError: a value is out of range.
     """
 
     acceptance: float = 0.7
@@ -33,7 +33,7 @@ class EstimatesPrior(Struct, frozen=True, kw_only=True):
     mean_confidence: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
+        """Refuse values that are out of range."""
         check_share("prior acceptance", self.acceptance)
         check_share("prior hit rate", self.hit_rate or 0.0)
         times = (*self.step_times, self.wait, *(() if self.remote_step is None else (self.remote_step,)))

@@ -1,13 +1,13 @@
-"""Shadow drafting: while the remote stream generates alone, the device drafts only to measure the acceptance rate.
+"""Lets the device draft while the remote stream generates alone, only to measure the acceptance rate (shadow drafting).
 
-In the papers' fused mode nothing is verified, so no measurement leads back to drafting. A draft that is compared with the stream costs no
-round and no time, only the device's work. So such drafts become rarer: each pause between two of them is twice as long as the one before.
-The comparison is valid only for greedy tokens: a sampled token says little about what else might have been drawn, and isn't compared.
+In the papers' fused mode nothing is verified, so no measurement ever leads back to drafting. Comparing a draft with the stream takes no
+round and no time, only work on the device. To limit this work, each pause between two drafts is twice as long as the one before. Only
+greedy tokens can be compared. A sampled token says little about the tokens that might have been sampled instead, so it isn't compared.
 
-If drafting would lose even with an acceptance rate at its upper confidence bound, a draft is made only every few answers. It would be
-useless work, and on a shared processor it slows the stream.
+If drafting would lose even with an acceptance rate at its upper confidence bound, a draft is made only every few answers. More drafts would
+be useless work, and on a shared processor they would slow the stream.
 
-Before an answer returns to drafting, the device has to read what the stream wrote. On a processor that may take as long as writing it. So
+Before an answer returns to drafting, the device must read the text that the stream wrote. On a CPU that may take as long as writing it. So
 the device catches up while the stream continues.
 """
 
@@ -24,35 +24,35 @@ __all__ = ["ShadowDrafter"]
 
 _FIRST_PAUSE, _MAX_PAUSE = 4, 64  # streamed tokens between two drafts
 _HOPELESS_PAUSE = 256  # streamed tokens between two drafts, over all answers, while drafting can't pay
-_FURTHER = 4  # tokens beyond the usual window, to see whether longer drafts would be accepted
-_NEAR = 6  # committed tokens that the device may have to read first and still start a draft nearly at once
+_FURTHER = 4  # tokens to add to the usual window, to see whether longer drafts would be accepted
+_NEAR = 6  # if the device has no more committed tokens than this to read first, it can start a draft nearly at once
 
 
 class ShadowDrafter:
-    """Drafts that are compared with the remote stream and never sent.
+    """Makes drafts that are compared with the remote stream and never sent.
 
     Args:
         draft_state: the device's drafts.
-        estimates: records what would have been accepted.
+        estimates: records how many tokens would have been accepted.
     """
 
     def __init__(self, draft_state: DraftState, estimates: SpeculationEstimates) -> None:
         self._draft_state = draft_state
         self._estimates = estimates
         self._draft: DraftSequence | None = None
-        self._position = 0  # length of the answer in front of the draft
+        self._position = 0  # length of the answer before the draft
         self._pause = _FIRST_PAUSE
         self._next_position = _FIRST_PAUSE
         self._is_sampled = False  # the device samples its tokens, so they can't be compared
 
     def follow(self, committed: Sequence[int], tokens: int, *, now: float) -> None:
-        """Record that the stream gave the last ``tokens``. Start a draft if one is due, and compare one that the stream has passed."""
+        """Record that the stream gave the last ``tokens`` tokens. Start a draft if one is due, or compare one that it has passed."""
         draft, length = self._draft, len(committed)
         self._estimates.record_streamed(tokens)
         if draft is not None and draft is not self._draft_state.trunk:
             self._draft = draft = None  # it was dropped
         if draft is None:
-            is_measuring = self._estimates.has_remote_step and self._estimates.is_remote_step_stale  # by tokens during no draft
+            is_measuring = self._estimates.has_remote_step and self._estimates.is_remote_step_stale  # needs tokens without a draft
             if length >= self._next_position and not self._is_sampled and not self._draft_state.is_out and not is_measuring:
                 self._start_if_useful(committed, now)
         elif self._is_full:
@@ -65,12 +65,12 @@ class ShadowDrafter:
             self._next_position = length + self._pause
 
     def take_trunk(self) -> None:
-        """Turn the draft for which the device is reading the prompt into one that is compared with the answer from its beginning."""
+        """Use the draft for which the device is still reading the prompt. It is compared with the answer from the beginning."""
         self._position, self._draft = 0, self._draft_state.trunk
 
     @property
     def is_drafting(self) -> bool:
-        """True from the start of a draft until it is compared. Where device and server share memory, the stream is slower meanwhile."""
+        """True from the start of a draft until it is compared. If device and server share memory, the stream is slower meanwhile."""
         return self._draft is not None and self._draft is self._draft_state.trunk
 
     def has_caught_up(self, committed: Sequence[int]) -> bool:
@@ -81,7 +81,7 @@ class ShadowDrafter:
         return can_start and len(committed) - self._draft_state.common_length(committed) <= _NEAR
 
     def catch_up(self, committed: Sequence[int], *, now: float) -> None:
-        """Let the device read the answer, if it can and isn't reading already."""
+        """Make the device read the answer, if it can and isn't already reading."""
         if not self._is_reading and not self._draft_state.is_out:
             self._start(committed, now)
 

@@ -1,4 +1,4 @@
-"""Chooses the siblings that are sent with a draft: their rows must cost less than the token that a hit gives (``drafts.tree_drafts``)."""
+"""Chooses the siblings sent with a draft. Their rows must take less time than a hit saves (``drafts.tree_drafts``)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["siblings_for"]
 
 
 def siblings_for(draft: Sequence[DraftToken], estimates: SpeculationEstimates, options: SpeculationMachineOptions) -> tuple[Sibling, ...]:
-    """Return the siblings that pay, which are none without the verifier's price list, or if not every draft is verified.
+    """Return the siblings that pay. There are none if the verifier's row costs aren't known, or if not every draft is verified.
 
     Args:
         draft: tokens to send.
-        estimates: acceptance, and what rows cost.
-        options: how many siblings the verifier takes.
+        estimates: acceptance, and how long rows take.
+        options: limits how many siblings may be sent.
     """
     most = min(options.max_siblings, options.max_draft - len(draft))
     if most < 1 or not draft or not estimates.is_lossless:

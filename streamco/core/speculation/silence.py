@@ -1,6 +1,7 @@
-"""The limit on an answer's silence: how long it may wait for the verifier and the stream together without a new token.
+"""Limits an answer's silence, which is the time it waits for the verifier and the stream together without a new token.
 
-Each of the two has its own limits. One after the other, and each retried, they would leave the reader without a word for their sum.
+Each of the two has its own limits. But if they fail one after the other, with retries, the reader would wait for the sum of these limits
+without seeing a word.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ __all__ = ["SilenceLimit"]
 
 
 class SilenceLimit:
-    """Counts the seconds in which an answer waits for the verifier or the stream, since its last token.
+    """Counts how many seconds an answer has waited for the verifier or the stream since its last token.
 
-    Nothing is counted while the reader has much left to read, or while only the device works.
+    Nothing is counted while the reader has much left to read, or while only the device is working.
 
     Args:
-        options: ``first_silence`` before the first token and ``silence`` between two tokens.
-        answer, verifier, remote, backpressure: the answer and what it waits for.
+        options: the limits ``first_silence`` before the first token and ``silence`` between two tokens.
+        answer, verifier, remote, backpressure: the answer, the parts that it waits for, and the reader's backpressure.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class SilenceLimit:
         self._since: float | None = None  # beginning of the current wait; None if the answer doesn't wait
 
     def watch(self, *, now: float) -> None:
-        """Count until ``now``; called after each event."""
+        """Count the time until ``now``. This is called after each event."""
         if self._answer.length > self._length:
             self._length, self._counted, self._since = self._answer.length, 0.0, None
         is_waiting = (self._remote.is_open or self._verifier.round is not None) and not self._backpressure.is_requested
@@ -52,7 +53,7 @@ class SilenceLimit:
             self._since = None
 
     def deadline(self) -> float | None:
-        """Return when the silence will have lasted too long, seconds, or None for never."""
+        """Return when the silence will have lasted too long, in seconds, or None if there is no limit or no wait."""
         limit = self._limit
         return None if limit is None or self._since is None else self._since + limit - self._counted
 

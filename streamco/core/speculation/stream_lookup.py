@@ -1,7 +1,7 @@
-"""Lookups during the remote stream: after each token, what may follow is looked up, because that takes no time.
+"""Looks up, after each token of the remote stream, which tokens may follow. This takes no time.
 
-Each lookup is compared with what the stream then gives, so it is known how often matches of their lengths are right. If one promises more
-than the stream gives in the time of its round, the answer leaves the stream for it.
+Each lookup is compared with the tokens that the stream then gives. This shows how often matches of each length are right. If a lookup
+promises more tokens than the stream gives in the time of a round, the answer leaves the stream for it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ class StreamLookup:
 
     Args:
         draft_state: makes the lookups.
-        estimates: records which would have been accepted.
+        estimates: records which tokens would have been accepted.
     """
 
     def __init__(self, draft_state: DraftState, estimates: SpeculationEstimates) -> None:
         self._draft_state = draft_state
         self._estimates = estimates
-        self._position = -1  # length of the answer in front of the current lookup
+        self._position = -1  # length of the answer before the current lookup
 
     def follow(self, committed: Sequence[int], *, now: float) -> None:
-        """Compare the last lookup with the stream's new tokens, and look up what may follow them."""
+        """Compare the last lookup with the stream's new tokens, and look up which tokens may follow them."""
         trunk = self._draft_state.trunk
         if trunk is not None:
             self._estimates.record_compared(trunk.tokens, committed[self._position :])
@@ -37,6 +37,6 @@ class StreamLookup:
         self._draft_state.start(committed, self._estimates.window, is_beside_stream=True, now=now)
 
     def found(self, committed: Sequence[int]) -> Sequence[DraftToken]:
-        """Return the tokens that may follow the committed ones, perhaps none, or none yet."""
+        """Return the tokens that were found to follow the committed ones. There are none if the lookup found nothing or isn't finished."""
         trunk = self._draft_state.trunk
         return trunk.tokens if trunk is not None and trunk.is_finished and self._position == len(committed) else ()

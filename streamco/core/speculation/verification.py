@@ -1,4 +1,4 @@
-"""The verifier from the view of one answer: the session, what its context holds, and the round that is out.
+"""One answer's view of the verifier: the session, the tokens in its context, and the round that is out.
 
     closed ── connect ──> connecting ── connected ──> open ── lost ──> connecting or closed
     any state ── failed, or the answer has ended ──> gone
@@ -31,11 +31,11 @@ from streamco.policies.drafts.tree_drafts import Sibling
 __all__ = ["VerifierChannel", "record_outcome", "record_wait"]
 
 VerifierState = Literal["closed", "connecting", "open", "gone"]
-"""Not requested; requested; usable; not usable for the rest of the answer."""
+"""Whether the session has not been requested, has been requested, is usable, or can't be used for the rest of the answer."""
 
 _RETRY_AFTER = 0.25  # seconds until a refused draft is sent again, if the refusal gives no time
-_MAX_GIVEN = 64  # given tokens that a verdict may have to read first and still show how long verdicts take
-_MAX_PRICED = 4  # given tokens with which a round still shows what its rows cost; longer ones have a different mix of rows
+_MAX_GIVEN = 64  # a round with more given tokens to read first doesn't show how long verdicts take
+_MAX_PRICED = 4  # a round with more given tokens has a different mix of rows, so it doesn't show how long rows take
 _MIN_RETRY_AFTER = 0.02  # seconds, whatever the refusal says, because endless retries would load the verifier even more
 
 
@@ -43,18 +43,19 @@ class VerifierChannel:
     """The verifier session of one answer, and the round that it is verifying.
 
     Args:
-        emit: takes commands.
-        first_verdict_timeout: seconds until a connection without a first verdict counts as dead. It includes reading a prompt.
+        emit: called with each command.
+        first_verdict_timeout: seconds to wait for a connection's first verdict before the connection counts as dead. This must include
+            the time to read a prompt.
         verdict_timeout: the same for later verdicts.
 
     Attributes:
         state: state of the session.
         round: the round that awaits its verdict; None if there is none.
         failure: why the verifier can't be used for the rest of the answer; None if it can, or no reason is known.
-        trouble_since: when the connection was lost or requested, or the round was first refused, seconds; None if there is no trouble.
-        refused_until: time until which the verifier takes no draft, seconds.
-        is_session_refused: the session was refused and hasn't been opened since.
-        is_new: no draft has been verified on this connection yet.
+        trouble_since: when the connection was lost or requested, or the round was first refused, in seconds; None if there is no trouble.
+        refused_until: time until which the verifier accepts no draft, in seconds.
+        is_session_refused: True if the session was refused and hasn't been opened since.
+        is_new: True if no draft has been verified on this connection yet.
     """
 
     def __init__(self, emit: Callable[[SpeculationCommand], None], *, first_verdict_timeout: float, verdict_timeout: float) -> None:
@@ -84,7 +85,7 @@ class VerifierChannel:
         self._emit(ConnectVerifier(self._offered))
 
     def record_connected(self, event: VerifierConnected, committed: Sequence[int], *, now: float) -> bool:
-        """Record that the session is open, and send the round that waits; return False if no session was requested."""
+        """Record that the session is open, and send the waiting round if there is one. Return False if no session was requested."""
         if self.state != "connecting":
             return False
         self.state = "open"
@@ -98,13 +99,13 @@ class VerifierChannel:
         return True
 
     def record_lost(self) -> None:
-        """Record that the connection is lost and isn't needed now; ``connect`` makes another one."""
+        """Record that the connection is lost but isn't needed now. ``connect`` makes another one."""
         self.state = "closed"
         self.is_new = True
         self.trouble_since = None
 
     def record_session_refused(self, seconds: float, *, now: float) -> None:
-        """Record that the verifier takes no session for ``seconds`` from ``now`` on."""
+        """Record that the verifier accepts no session for the next ``seconds``."""
         self.refused_until = now + seconds
         self.is_session_refused = True
 
@@ -127,7 +128,7 @@ class VerifierChannel:
     # The round
 
     def submit(self, draft: Sequence[DraftToken], committed: Sequence[int], *, siblings: tuple[Sibling, ...] = (), now: float) -> Round:
-        """Have a draft and these siblings verified, now or as soon as there is a connection."""
+        """Send a draft and its siblings to the verifier, now or as soon as there is a connection, and return their round."""
         self.round = Round(list(draft), siblings=siblings)
         if self.state == "open":
             self._send(self.round, committed, now)
@@ -138,7 +139,7 @@ class VerifierChannel:
 
         Args:
             draft: tokens after that verdict.
-            accepted: tokens that the verdict accepts; in a tree the last one's number.
+            accepted: how many tokens the verdict accepts; in a tree, the number of the last accepted token.
             token: the token after them.
             committed: the answer without that verdict.
         """
@@ -152,9 +153,9 @@ class VerifierChannel:
         self._emit(SendDraft(ahead.number, base, (), ahead.ids, _rows(ahead), expected))
 
     def accept_verdict(self, event: VerdictReceived, committed: Sequence[int]) -> Round | None:
-        """Take a verdict; return the round it ends, or None if that round was over before.
+        """Accept a verdict and return the round that it ends, or None if that round had already ended.
 
-        If a draft was sent ahead of exactly this verdict, ``round`` is afterwards that draft's round.
+        If a draft was sent early for exactly this verdict, ``round`` becomes that draft's round.
 
         Args:
             event: the verdict.
@@ -174,7 +175,7 @@ class VerifierChannel:
         return out
 
     def record_refusal(self, event: DraftRefused, *, now: float) -> bool:
-        """Record that the verifier refused the draft; return False if that round was over before."""
+        """Record that the verifier refused the draft, and return False if its round had already ended."""
         out = self.round
         if out is None or out.state != "sent" or out.number != event.round:
             return False
@@ -185,14 +186,14 @@ class VerifierChannel:
         return True
 
     def abandon_round(self) -> Round | None:
-        """Give up the round and return it; its verdict is ignored if it still comes."""
+        """Give up the round and return it. If its verdict still arrives, it is ignored."""
         out, self.round = self.round, None
         if self.state == "open":
             self.trouble_since = None
         return out
 
     def next_deadline(self) -> float | None:
-        """Return when ``retry`` is to be called, seconds, or None for never."""
+        """Return when ``retry`` must be called, in seconds, or None if nothing has to be retried."""
         out = self.round
         if out is None or out.state == "unsent":
             return None
@@ -201,7 +202,7 @@ class VerifierChannel:
         return out.awaited_since + (self._first_verdict_timeout if out.is_first else self._verdict_timeout)
 
     def retry(self, committed: Sequence[int], *, now: float) -> None:
-        """Send a refused draft again; if a verdict did not come in time, open a new connection for it."""
+        """Send a refused draft again. If a verdict did not arrive in time, open a new connection for its draft."""
         out = self.round
         if out is not None and out.state == "refused":
             self._send(out, committed, now)
@@ -221,7 +222,7 @@ class VerifierChannel:
 
 
 def record_wait(estimates: SpeculationEstimates, out: Round, event: VerdictReceived, *, prompt_time: float, now: float) -> None:
-    """Record how long a verdict took, or what opening the session cost in addition to the stream's ``prompt_time``."""
+    """Record how long a verdict took or, for a connection's first round, how long the session took to open."""
     if out.given <= _MAX_GIVEN and not out.is_first:
         seconds = event.queue_seconds + event.compute_seconds
         # A round that was sent ahead hid its round trip, so its own waiting time says less than a whole one.
@@ -234,12 +235,12 @@ def record_wait(estimates: SpeculationEstimates, out: Round, event: VerdictRecei
 
 
 def record_outcome(estimates: SpeculationEstimates, out: Round, event: VerdictReceived, *, is_hit: bool | None) -> None:
-    """Record the outcome of a round's draft. ``is_hit`` tells if a branch was adopted; None if there were no branches."""
+    """Record the verdict on a round's draft. ``is_hit`` says whether a branch was adopted; None if there were no branches."""
     has_sibling = out.sibling(event.accepted) is not None
     estimates.record_verdict(out.confidences, out.position(event.accepted), is_hit=is_hit, has_sibling=has_sibling)
 
 
 def _rows(out: Round) -> tuple[object | None, ...]:
-    """Return the row of each token; a sibling was not drawn and has none."""
+    """Return the row of each token, which is None for siblings because they were not sampled. Return () for greedy decoding."""
     rows = tuple(token.row for token in out.draft)
     return (*rows, *(None for _ in out.siblings)) if any(row is not None for row in rows) else ()

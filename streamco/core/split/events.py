@@ -1,4 +1,4 @@
-"""The events and commands of one answer of split inference. Rows are counted from 0; row n belongs to token n."""
+"""The events and commands for one answer of split inference. Rows are counted from 0, and row n belongs to token n."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RowsAdded(Struct, frozen=True):
 
 
 class Truncated(Struct, frozen=True):
-    """The tokens from ``length`` on were dropped. Only while no deep states are awaited."""
+    """The sequence was cut to ``length`` tokens. This may happen only while no deep states are awaited."""
 
     length: int
 
@@ -41,9 +41,10 @@ class RowsComputed(Struct, frozen=True):
 
 
 class SessionReady(Struct, frozen=True):
-    """A server takes rows; it holds the first ``length`` of them, 0 in a new session.
+    """A server is ready for rows. It has the first ``length`` of them, which is 0 in a new session.
 
-    With ``is_new`` the session was opened or resumed; otherwise it is the former attempt's, which continues after a refusal for load.
+    If ``is_new``, the session was opened or resumed. Otherwise it is the previous attempt's session, which continues after a refusal for
+    load.
     """
 
     attempt: int
@@ -52,20 +53,20 @@ class SessionReady(Struct, frozen=True):
 
 
 class SessionLost(Struct, frozen=True):
-    """The session of this attempt is gone, or its unanswered rows were refused. With ``may_resume``, its positions may have been kept."""
+    """The session of this attempt is gone, or its unanswered rows were refused. If ``may_resume``, the server may still have its rows."""
 
     attempt: int
     may_resume: bool
 
 
 class StatesArrived(Struct, frozen=True):
-    """The oldest unanswered rows of this attempt are answered. A driver that has the states subclasses this event."""
+    """The oldest unanswered rows of this attempt were answered. A driver adds the states in a subclass of this event."""
 
     attempt: int
 
 
 class AnswerEnded(Struct, frozen=True):
-    """The answer is over: complete, failed, or no longer wanted."""
+    """The answer is over, because it is complete, has failed, or is no longer wanted."""
 
 
 SplitEvent = RowsAdded | Truncated | RowsComputed | SessionReady | SessionLost | StatesArrived | AnswerEnded
@@ -79,14 +80,14 @@ class ComputeRows(Struct, frozen=True):
 
 
 class OpenSession(Struct, frozen=True):
-    """Open a session at a server, or resume the last one; answered with ``SessionReady`` or ``SessionLost``."""
+    """Open a session at a server, or resume the last one. ``SessionReady`` or ``SessionLost`` answers this."""
 
     attempt: int
     may_resume: bool
 
 
 class SendRows(Struct, frozen=True):
-    """Send the shallow states of rows ``start`` to ``stop`` (exclusive); the states of the last ``wanted`` come back."""
+    """Send the shallow states of rows ``start`` to ``stop`` (exclusive). The server returns the deep states of the last ``wanted`` rows."""
 
     attempt: int
     start: int

@@ -1,10 +1,10 @@
-"""One answer of split inference: which rows are computed, sent and answered, and which are sent again (HAT, sections 3.1 and 3.3).
+"""Decides which rows of one split-inference answer are computed, sent, and sent again after a loss (HAT, sections 3.1 and 3.3).
 
-A prompt is sent in chunks: while some are on their way or being computed, the device computes the next. Only its last row's state comes
-back. After that each trip sends the last token and its drafts, and returns their states. The device keeps the shallow states of all rows,
-so a lost session costs no token: the server that continues, the same or another one, gets the rows that it doesn't hold.
+A prompt is sent in chunks. While some are on their way or being computed at the server, the device computes the next. Only the state of the
+prompt's last row is returned. After that, each trip sends the last token and its drafts, and returns their states. The device keeps the
+shallow states of all rows, so no token is lost with a session: the same server or another one continues, and gets the rows that it lacks.
 
-What a server holds after a loss counts only as far as it has answered. Rows after that may belong to a rejected draft.
+After a loss, a server's rows count only as far as it has answered them. Later rows may belong to a rejected draft.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = ["SplitCounts", "SplitMachine"]
 
 
 class SplitCounts(Struct):
-    """What one answer has sent and received.
+    """Counts of the messages that were sent and received for one answer.
 
     Args:
-        chunks: frames with rows.
-        rows: rows in them.
-        repeated: rows that were sent again after a loss, or because an overloaded server refused them.
-        trips: how often states came back.
-        sessions: sessions that were opened or resumed.
+        chunks: number of frames with rows.
+        rows: number of rows in these frames.
+        repeated: number of rows that were sent again after a loss, or because an overloaded server refused them.
+        trips: how many times states came back.
+        sessions: number of sessions that were opened or resumed.
     """
 
     chunks: int = 0
@@ -54,11 +54,11 @@ class SplitCounts(Struct):
 
 
 class SplitMachine:
-    """The rows of one answer. Implements ``Machine``; it has no deadlines.
+    """Manages the rows of one answer. It implements ``Machine``, but has no deadlines.
 
     Args:
-        plan: returns how a number of rows still to be sent is cut into chunks; its second argument is how many of them are computed or
-            being computed. It is called once for a prompt, and again when its session is open and after a loss.
+        plan: called with the number of rows still to be sent, and the number of these rows that are computed or being computed. Returns
+            how to cut them into chunks. It is called once for a prompt, and again when its session is open and after a loss.
         max_rows: maximum number of rows in a frame.
     """
 
@@ -66,13 +66,13 @@ class SplitMachine:
         self.counts = SplitCounts()
         self._make_plan = plan
         self._max_rows = max_rows
-        self._plan: PromptPlan | None = None  # of the rows that are being sent; None if not asked for, or they fit the last frame
+        self._plan: PromptPlan | None = None  # for the rows that are being sent; None if not requested, or if they fit the last frame
         self._goal: RowsAdded | None = None
         self._computed = 0
-        self._computing: int | None = None  # where the rows end that are being computed; None if none are
+        self._computing: int | None = None  # end of the rows that are being computed; None if there are none
         self._sent = 0
         self._answered = 0
-        self._most_sent = 0  # rows up to here were sent before, and not dropped
+        self._most_sent = 0  # rows up to here were sent before and have not been dropped
         self._unanswered: deque[SendRows] = deque()
         self._next_stop: int | None = None  # where the next chunk ends; None if not decided
         self._attempt = -1
@@ -87,14 +87,14 @@ class SplitMachine:
 
     @property
     def is_over(self) -> bool:
-        """True if the answer is over."""
+        """True if the answer has ended."""
         return self._is_over
 
     def start(self, *, now: float) -> None:
-        """Do nothing: a session is opened only for the first rows, because an answer may have to wait for its turn on the device."""
+        """Do nothing. A session is opened only for the first rows, because an answer may have to wait for its turn on the device."""
 
     def receive(self, event: SplitEvent, *, now: float) -> None:
-        """Handle an event. Events of an attempt that is over change nothing, nor do events after the answer's end."""
+        """Handle an event. Events of an earlier attempt, or after the answer's end, change nothing."""
         if self._is_over:
             return
         match event:
@@ -193,7 +193,7 @@ class SplitMachine:
             self._send(goal, stop)
 
     def _decide_stop(self, goal: RowsAdded) -> int:
-        """Return where the next chunk ends: the last one must hold all wanted rows."""
+        """Return where the next chunk ends. The last chunk must contain all wanted rows."""
         if self._next_stop is None:
             left = goal.length - self._sent
             if self._plan is None and left > goal.wanted:

@@ -1,9 +1,9 @@
-"""Admission of sessions and drafts: whether there is capacity, and how long a refused device should wait.
+"""Decides whether a session or draft can be admitted, and how long a refused device should wait.
 
-The time of a draft is estimated by simulating the batch policy on the waiting requests. So it is as good as the model of step times, and a
-device that was served little doesn't wait for devices that were served much. The time of a prompt is the number of prompt tokens read
-before it, in turns with other devices, times the measured pace. If recent verdicts were late, the limit on sessions falls below their
-present number until verdicts are in time again.
+The time for a draft is estimated by simulating the batch policy on the waiting requests. So the estimate is as good as the model of step
+times, and a device that was served little doesn't wait for devices that were served much. The time for a prompt is the number of prompt
+tokens read before it, in turns with other devices, times the measured pace. If recent verdicts were late, the limit on sessions falls below
+their current number until verdicts are in time again.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from streamco.policies.serving.batching import BatchContext, BatchPolicy, MayWai
 
 __all__ = ["Admission"]
 
-_LATE_SHARE = 0.05  # of verdicts; the promise is about the 95th percentile
+_LATE_SHARE = 0.05  # of verdicts; the promise concerns the 95th percentile
 _MAX_SIMULATED = 64  # batches
 
 
 class Admission:
-    """Admission control of one scheduler, which owns it. It answers with the seconds to wait before a retry, or None if admitted.
+    """Admission control of one scheduler, which owns it. It returns the seconds to wait before a retry, or None to admit a request.
 
     Args:
-        options: limits of load and engine.
+        options: the limits of the load and the engine.
         policy: the policy that forms the batches.
         step: returns how many seconds a batch takes.
-        pace: the time that prompts take.
+        pace: how long prompts take.
         sessions: all sessions, and the cache they share.
 
     Attributes:
@@ -62,21 +62,21 @@ class Admission:
         return self.turns.before(session.device, held, now=now)
 
     def leave(self, device: str) -> None:
-        """Remove a device that is gone from those that wait."""
+        """Give up the turn of a device that is gone, and stop counting its sessions as waiting."""
         self.turns.end(device)
         self.limit.leave(device)
 
     def due(self, tokens: int, context: int, *, now: float) -> float:
-        """Return the time from which the verdict on ``tokens`` after ``context`` cached tokens is late."""
+        """Return the time after which a verdict is late, for a draft of ``tokens`` tokens after ``context`` cached ones."""
         return now + self._options.late_stretch * self._step.alone(tokens, context) + self._grace
 
     def until_verdict(self, work: Waiting, waiting: Sequence[Waiting], state: BatchContext, *, now: float) -> float | None:
-        """Return the wait of a draft if its verdict would come too late.
+        """Return how many seconds a draft must wait because its verdict would be too late, or None if it would be in time.
 
         Args:
             work: the requested verification.
             waiting: the other requests that wait.
-            state: the policy's input when the running batch has finished.
+            state: the policy's input as it will be when the running batch has finished.
         """
         options = self._options
         if options.draft_stretch == math.inf:
@@ -87,10 +87,11 @@ class Admission:
     def until_open(
         self, waiting: Sequence[Waiting], tokens: int, *, device: str, now: float, surplus: HeldSession | None = None
     ) -> float | None:
-        """Return the wait of this device's new session with a context of ``tokens``, which takes the place of the ``surplus`` one, if any.
+        """Return how long a device must wait to open a session with a context of ``tokens`` tokens, or None if it may open it now.
 
-        The limit on sessions keeps no device below its share. Otherwise a device that made verdicts late, and then keeps its sessions in
-        use without drafts, would keep all others out, because nothing would raise the limit again.
+        If there is a ``surplus`` session, the new one takes its place. The limit on sessions never keeps a device below its share.
+        Otherwise a device could make verdicts late and then keep its sessions in use without sending drafts. That would keep all other
+        devices out, because nothing would raise the limit again.
         """
         if len(self._sessions) >= self._options.sessions and surplus is None:
             return self.until_forgotten(now=now)
@@ -102,10 +103,10 @@ class Admission:
         return full if full is not None else self.until_prefilled(waiting, tokens, device=device)
 
     def until_prefilled(self, waiting: Sequence[Waiting], tokens: int, *, device: str) -> float | None:
-        """Return the wait of a prompt of ``tokens``.
+        """Return how long a prompt of ``tokens`` tokens must wait, or None if it may be read now.
 
-        Devices take turns, so a prompt waits for its own device's prompts, and for an equal amount of each other device's. If it
-        waited for all, a device that asks without pause would keep every other one out.
+        Devices take turns, so a prompt waits for its own device's prompts, and for as many tokens of each other device. If it waited
+        for all of them, a device that sends prompts without pause would keep every other one out.
         """
         prompts: Counter[str] = Counter()
         for work in waiting:
@@ -115,21 +116,23 @@ class Admission:
         return _positive((before + tokens) * self._pace.seconds_per_token - self._options.prefill_within) if before else None
 
     def until_free_tokens(self, waiting: Sequence[Waiting], *, now: float) -> float:
-        """Return the seconds until an idle session may lose its cache or, if all are busy, until the waiting requests are done."""
+        """Return the seconds until an idle session may lose its cache, or until the waiting requests are done if all sessions are busy."""
         idle = self._sessions.next_idle(now=now)
         if idle is not None:
             return idle - now
         return sum(work.tokens for work in waiting) * self._pace.seconds_per_token
 
     def until_room(self, session: HeldSession, tokens: int, waiting: Sequence[Waiting], *, batch_ends: float, now: float) -> float:
-        """Return the wait of a session for which ``tokens`` couldn't be reserved; if it has no place, its device now waits for its turn.
+        """Return how long a session must wait, because ``tokens`` tokens couldn't be reserved for it.
+
+        If the session has no place in the cache, its device waits for its turn from now on.
 
         Args:
             session: the session.
-            tokens: number of tokens.
+            tokens: number of tokens that it needs.
             waiting: the requests that wait.
-            batch_ends: when the running batch ends, seconds; ``now`` if none runs.
-            now: the time, seconds.
+            batch_ends: when the running batch ends, in seconds; ``now`` if no batch is running.
+            now: the current time in seconds.
         """
         wait = self.until_free_tokens(waiting, now=now)
         if session.reserved_tokens:
@@ -142,10 +145,10 @@ class Admission:
         return wait
 
     def to_evict(self, *, now: float) -> list[HeldSession]:
-        """Return the sessions, except those in the running batch, that must lose their places to the waiting devices that have none.
+        """Return the sessions that must lose their places to waiting devices that have none, except sessions in the running batch.
 
-        A device may have drafts of all its sessions in every batch. Then no session would ever be at rest when another device asks, so
-        a place is made for it as soon as a batch has ended, and kept until it asks again.
+        A device may have drafts from all its sessions in every batch. Then no session would ever be at rest when another device asks. So
+        as soon as a batch has ended, a place is freed for the other device, and kept until that device asks again.
         """
         if not self.turns:
             return []
@@ -160,18 +163,18 @@ class Admission:
         return [each for each in victims if not each.is_running]
 
     def until_forgotten(self, *, now: float) -> float:
-        """Return the seconds until a session is forgotten, so that another can be remembered."""
+        """Return how many seconds it takes until a session is forgotten, so that another one can be remembered."""
         time = self._sessions.next_forgotten()
         return self._options.max_retry if time is None else time - now
 
     @property
     def _grace(self) -> float:
-        """Seconds that a verdict may take in addition to a multiple of what it takes alone."""
+        """How many seconds a verdict may take in addition to a multiple of the time it takes without other load."""
         options = self._options
         return max(options.late_grace, options.shared_batches * self._step(self._policy.batch_tokens, 0))
 
     def _completion(self, work: Waiting, waiting: Sequence[Waiting], state: BatchContext, latest: float) -> float:
-        """Return when this verification will be done if no other request comes; the simulation stops after ``latest``."""
+        """Return when this verification will be done if no other request arrives. The simulation stops after ``latest``."""
         left = {each.session: each for each in (*waiting, work)}
         served = dict(state.served)
         time, verified = state.now, state.verified

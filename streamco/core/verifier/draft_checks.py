@@ -1,4 +1,4 @@
-"""Checks of a draft that depend only on its session: a draft that fails one is refused whatever the load."""
+"""Checks of a draft that depend only on its session. A draft that fails one of them is refused whatever the load."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def why_invalid(session: HeldSession, event: DraftReceived, *, context_tokens: i
     """Return why a draft is refused, or None if it is valid.
 
     Args:
-        session: the session as it is before the draft.
+        session: the session, before the draft changes it.
         event: the draft.
-        context_tokens: tokens of one session, draft included.
+        context_tokens: maximum number of tokens in one session, including the draft.
     """
     if session.pending is not None:
         return "busy"

@@ -1,7 +1,7 @@
 """Events and commands of the verifier's scheduler.
 
-A position counts tokens of a session's text from its beginning. The text is what both device and server hold as committed: the context,
-the tokens that the device committed by itself, and the tokens that verdicts added.
+A position counts tokens from the beginning of a session's text. The text consists of the tokens that are committed at both the device and
+the server: the context, the tokens that the device committed by itself, and the tokens that verdicts added.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ FULL_QUEUE = 32
 """Number of waiting verifications at which the queue counts as full."""
 
 Reason = Literal["overloaded", "device limit", "too long", "unknown session", "busy", "stale round", "gap", "engine failed"]
-"""Reason for a refusal. A later attempt may succeed if a ``retry_after`` is given: overloaded, device limit, busy, engine failed."""
+"""Reason for a refusal. If ``retry_after`` is given (overloaded, device limit, busy, engine failed), a later attempt may succeed."""
 
 
 class SessionOpened(Struct, frozen=True):
-    """A device opened a session, to have its drafts verified.
+    """A device opened a session for verifying its drafts.
 
     Args:
-        session: name of the session, used once.
-        device: the device that asks; limits and fairness are per device.
+        session: name of the session, which must not be used again.
+        device: the device that opened it; limits and fairness are per device.
         ids: the context, or its beginning.
     """
 
@@ -50,7 +50,7 @@ class SessionOpened(Struct, frozen=True):
 
 
 class SessionExtended(Struct, frozen=True):
-    """The device cut the text to ``base`` and extended it by ``ids``, to be read like a context. Only a refusal answers it."""
+    """The device cut the text to ``base`` tokens and added ``ids``, which are read like a context. This is answered only if refused."""
 
     session: str
     base: int
@@ -62,14 +62,14 @@ class DraftReceived(Struct, frozen=True, kw_only=True):
 
     Args:
         session: an open session.
-        round: number of the round, higher than the last one's.
-        base: position after which ``given`` and ``draft`` come; what the text has beyond it is retracted.
+        round: number of the round, higher than the last one.
+        base: position at which ``given`` and ``draft`` begin; any text after it is retracted.
         given: tokens that the device committed by itself.
         draft: tokens to verify, at most 31; empty if only the next token is wanted.
-        parents: parent of each of those, in a tree (``streamco.policies.drafts.tree_acceptance``); empty for a chain.
-        is_prompt: it is read like a prompt, in prefill steps of any size; only without a draft.
-        follows: it may come while the session's earlier drafts are out, and is handled when they are done. A prompt that follows a prompt
-            is read together with it, and one verdict or refusal, the later round's, answers both.
+        parents: parent of each token of the draft, in a tree (``streamco.policies.drafts.tree_acceptance``); empty for a chain.
+        is_prompt: whether it is read like a prompt, in prefill steps of any size. Allowed only without a draft.
+        follows: whether it may arrive while the session's earlier drafts are out, and is handled when they are done. A prompt that follows
+            a prompt is read together with it, and a single verdict or refusal, with the later round's number, answers both.
     """
 
     session: str
@@ -83,21 +83,21 @@ class DraftReceived(Struct, frozen=True, kw_only=True):
 
     @property
     def length(self) -> int:
-        """Number of tokens of the text if the longest path of the draft is accepted."""
+        """Length of the text in tokens if the longest path of the draft is accepted."""
         return self.base + len(self.given) + (len(longest_path(self.parents)) if self.parents else len(self.draft))
 
 
 class SessionClosed(Struct, frozen=True):
-    """The device closed a session; a draft that is out is not answered."""
+    """The device closed a session. If one of its drafts is out, it is not answered."""
 
     session: str
 
 
 class DraftVerdict(Struct, frozen=True):
-    """The engine's verdict on one draft: how many of its tokens are accepted, and the token after them, or None if the context is full.
+    """The engine's verdict on one draft, which says how many of its tokens are accepted and which token comes after them.
 
-    In a tree ``accepted`` is the last accepted node. ``rows`` has the engine's likeliest tokens at each position, if the session requested
-    them, in the driver's own form.
+    In a tree, ``accepted`` is the number of the last accepted node. ``token`` is None if the context is full. If the session asked for it,
+    ``rows`` has the engine's likeliest tokens at each position, in the driver's own form.
     """
 
     session: str
@@ -111,11 +111,11 @@ class BatchFinished(Struct, frozen=True):
 
     Args:
         number: number of its ``RunBatch``.
-        verdicts: one for each part with ``verify_rows`` that didn't fail, in any order.
+        verdicts: one verdict for each part with ``verify_rows`` that didn't fail, in any order.
         seconds: duration of the batch.
-        failed: sessions whose part alone failed or was cancelled; the contents of their sequences are unknown.
-        found: number of its tokens that were already in the engine's cache, and so took no time.
-        is_cut: True if a part was cancelled. Then ``seconds`` is shorter than its tokens take.
+        failed: sessions whose own part failed or was cancelled; the contents of their sequences are unknown.
+        found: how many of its tokens were already in the engine's cache, so that they took no time.
+        is_cut: True if a part was cancelled. Then ``seconds`` is less than the tokens would have taken.
     """
 
     number: int
@@ -127,7 +127,7 @@ class BatchFinished(Struct, frozen=True):
 
 
 class BatchFailed(Struct, frozen=True):
-    """The engine gave up the batch; the contents of its sequences are unknown."""
+    """The engine gave up on the batch. The contents of its sequences are unknown."""
 
     number: int
 
@@ -136,13 +136,13 @@ SchedulerEvent = SessionOpened | SessionExtended | DraftReceived | SessionClosed
 
 
 class AcceptSession(Struct, frozen=True):
-    """Report to the device that its session is open; the context is read as soon as possible, and drafts may come at once."""
+    """Tell the device that its session is open. The context is read as soon as possible, and the device may send drafts at once."""
 
     session: str
 
 
 class RefuseSession(Struct, frozen=True):
-    """Report to the device that its session was not opened, or not extended.
+    """Tell the device that its session was not opened, or not extended.
 
     Args:
         reason: reason for the refusal.
@@ -160,10 +160,10 @@ class SendVerdict(Struct, frozen=True, kw_only=True):
     Args:
         verdict: the engine's verdict.
         round: number of the draft's round.
-        position: end of the text, including the accepted tokens and the one after them.
-        depth: number of verifications that wait now.
-        queued: seconds until its first batch.
-        compute: seconds that its batches took.
+        position: length of the text, including the accepted tokens and the one after them.
+        depth: number of verifications that are waiting now.
+        queued: how many seconds the draft waited for its first batch.
+        compute: how many seconds its batches took.
     """
 
     verdict: DraftVerdict
@@ -180,7 +180,7 @@ class SendVerdict(Struct, frozen=True, kw_only=True):
 
 
 class RefuseDraft(Struct, frozen=True):
-    """Report to the device that its draft is not verified, and the text is as it was before.
+    """Tell the device that its draft is not verified, and that the text is the same as before the draft.
 
     Args:
         reason: reason for the refusal.
@@ -197,9 +197,9 @@ class BatchPart(Struct, frozen=True):
     """The part of a batch that belongs to one session.
 
     Args:
-        start: position of the first id, and the number of tokens in the sequence now.
+        start: position of the first id, which is also the number of tokens in the sequence now.
         ids: tokens to read.
-        verify_rows: number of the last ids, which give the verdict's rows: the text's last token and the draft; 0 if no draft ends here.
+        verify_rows: how many of the last ids give the verdict's rows (the text's last token and the draft); 0 if no draft ends here.
     """
 
     session: str
@@ -209,7 +209,7 @@ class BatchPart(Struct, frozen=True):
 
 
 class RunBatch(Struct, frozen=True):
-    """Decode these parts in one forward pass. One batch is out at a time; ``BatchFinished`` or ``BatchFailed`` answers it."""
+    """Decode these parts in one forward pass. Only one batch is out at a time. ``BatchFinished`` or ``BatchFailed`` answers it."""
 
     number: int
     kind: Kind
@@ -217,33 +217,33 @@ class RunBatch(Struct, frozen=True):
 
 
 class CancelPart(Struct, frozen=True):
-    """Stop computing a session's part of the running batch, because the session was closed and none of it is needed.
+    """Stop computing a session's part of the running batch, because the session was closed and the result isn't needed.
 
-    The batch ends like any other. A driver that can't stop a part leaves it alone.
+    The batch ends like any other. A driver that can't stop a part may ignore this command.
     """
 
     session: str
 
 
 class TruncateSequence(Struct, frozen=True):
-    """Keep only ``length`` tokens of the session in the cache; done before the next batch."""
+    """Keep only the first ``length`` tokens of the session in the cache. This must be done before the next batch."""
 
     session: str
     length: int
 
 
 class DropSequence(Struct, frozen=True):
-    """Keep nothing of the session in the cache; done before the next batch."""
+    """Remove all of the session's tokens from the cache. This must be done before the next batch."""
 
     session: str
 
 
 class ForgetSession(Struct, frozen=True):
-    """Report to the device that its session, which was at rest, was forgotten. To continue, it has to open another one.
+    """Tell the device that its session, which was at rest, was forgotten. To continue, the device must open another one.
 
     Args:
-        session: its name.
-        is_silent: True if it was silent for too long, False if its place went to a device with fewer sessions.
+        session: name of the session.
+        is_silent: True if the session was silent for too long, False if its place went to a device with fewer sessions.
     """
 
     session: str

@@ -1,4 +1,4 @@
-"""Estimates of a verifier's load: step times, the pace of prompts, and how many sessions it can serve in time."""
+"""Estimates a verifier's load: how long steps and prompts take, and how many sessions it can serve in time."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from streamco.policies.serving.batching import CHUNK, StepSeconds
 
 __all__ = ["MeasuredStep", "PrefillPace", "SessionLimit"]
 
-_RATIOS = 33  # recent batches; their times correct the model
-_DECAY = 0.9  # a prefill step's weight against the next one's
+_RATIOS = 33  # recent batches, whose times correct the model
+_DECAY = 0.9  # weight of a prefill step relative to the next one
 _VERDICTS = 128  # verdicts in a period, a share of which may be late; after it one more session is tried
-_FLAWLESS = 32  # verdicts; if none of these is late, and none of
-_EACH = 2  # verdicts for each session in use, one more session is tried sooner
+_FLAWLESS = 32  # if none of this many verdicts is late,
+_EACH = 2  # and at least this many verdicts per session in use, one more session is tried sooner
 _PATIENCE = 10.0  # seconds after which the limit may be lowered again although more sessions are still in use
 _BACK_OFF = 0.9
-_ENDS = 9  # last sessions that ended; their intervals estimate when the next one ends
+_ENDS = 9  # sessions that ended last; the intervals between them show when the next one may end
 _UNKNOWN_GAP = 1.0  # seconds
-_EARLY = 0.01  # seconds by which a retry may come too soon, because clocks differ and frames have milliseconds
-_RECENT = 60.0  # seconds in which ends count
-_MAX_WAITING = 1024  # refused sessions that are remembered,
+_EARLY = 0.01  # seconds by which a retry may arrive too soon, because clocks differ and frames have milliseconds
+_RECENT = 60.0  # seconds; only sessions that ended within them count
+_MAX_WAITING = 1024  # how many refused sessions are remembered,
 _MAX_EACH = 64  # and how many of one device
 
 
 class MeasuredStep:
-    """A model of step times, scaled by the median ratio of measured to predicted times. Implements ``StepSeconds``.
+    """A model of step times, scaled by the median ratio of measured to predicted times. It implements ``StepSeconds``.
 
     Args:
-        model: returns how many seconds a batch takes, from its tokens and their context.
+        model: returns how many seconds a batch takes, given its tokens and their context.
     """
 
     def __init__(self, model: StepSeconds) -> None:
@@ -43,7 +43,7 @@ class MeasuredStep:
         return self._scale * self._model(tokens, context)
 
     def alone(self, tokens: int, context: int) -> float:
-        """Return the seconds that a verification takes without other load: its chunks, one after the other."""
+        """Return how many seconds a verification takes without other load, when its chunks are computed one after the other."""
         seconds = 0.0
         while tokens > CHUNK:
             seconds += self(CHUNK, context)
@@ -60,7 +60,7 @@ class MeasuredStep:
 
 
 class PrefillPace:
-    """The seconds that a prompt token takes, including interleaved batches of verifications.
+    """Measures how many seconds a prompt token takes, including the batches of verifications in between.
 
     Args:
         expected: seconds per token, used before the first measurement.
@@ -73,15 +73,15 @@ class PrefillPace:
 
     @property
     def seconds_per_token(self) -> float:
-        """Recent mean of the seconds that a prompt token takes."""
+        """How many seconds a prompt token takes, as a mean over recent steps."""
         return self._seconds / self._tokens
 
     def begin(self, *, now: float) -> None:
-        """Record that prompts are waiting again."""
+        """Record that prompts are waiting again, so that time counts from now on."""
         self._since = now
 
     def observe(self, tokens: int, *, waits_on: bool, now: float) -> None:
-        """Record that a step has read ``tokens``; ``waits_on`` is True if more prompts are waiting."""
+        """Record that a step has read ``tokens`` tokens. ``waits_on`` says whether more prompts are waiting."""
         if self._since is not None:
             self._seconds = _DECAY * self._seconds + now - self._since
             self._tokens = _DECAY * self._tokens + tokens
@@ -89,10 +89,10 @@ class PrefillPace:
 
 
 class SessionLimit:
-    """Limit on the sessions in use, by additive increase and multiplicative decrease: one more while verdicts are in time, 0.9 when late.
+    """Limits the sessions in use. The limit rises by one while verdicts are in time, and falls by a tenth when they are late.
 
-    A lower limit ends no session, so only drafts count that came once it was observed. Otherwise the late verdicts of many devices that
-    came at once would lower it to 1.
+    This is additive increase and multiplicative decrease. A lower limit ends no session, so only drafts that arrive once enough sessions
+    have ended count. Otherwise, if many devices arrived at once, their late verdicts would lower the limit to 1.
 
     Args:
         late_share: tolerated share of late verdicts, 0..1.
@@ -103,17 +103,17 @@ class SessionLimit:
         self._limit = math.inf
         self._verdicts = self._late = self._most = 0  # verdicts that count, late ones among them, and the most sessions in use
         self._changed = -math.inf
-        self._kept_since: float | None = -math.inf  # drafts that came before don't count; None if the limit is not kept yet
-        self._retries: list[tuple[float, str]] = []  # times at which refused sessions ask again, and their devices, a heap
+        self._kept_since: float | None = -math.inf  # drafts that arrived before don't count; None if the limit is not kept yet
+        self._retries: list[tuple[float, str]] = []  # when refused sessions will ask again, and their devices, as a heap
         self._ended: deque[float] = deque(maxlen=_ENDS)
 
     @property
     def limit(self) -> float:
-        """Number of sessions; inf until verdicts have been late."""
+        """Maximum number of sessions in use; inf until verdicts have been late."""
         return self._limit
 
     def observe(self, *, is_late: bool, present: int, asked: float, now: float) -> None:
-        """Record a verdict on a draft that came at ``asked``, sent while ``present`` sessions were in use."""
+        """Record a verdict on a draft that arrived at ``asked``. ``present`` sessions were in use when the verdict was sent."""
         if self._kept_since is None:
             if present > self._limit and now < self._changed + _PATIENCE:
                 return
@@ -131,19 +131,19 @@ class SessionLimit:
             self._begin(kept_since=now)
 
     def record_end(self, *, now: float) -> None:
-        """Record the end of a session."""
+        """Record that a session has ended."""
         self._ended.append(now)
 
     def leave(self, device: str) -> None:
-        """Stop counting the sessions of a device that is gone as waiting."""
+        """Stop counting a device's refused sessions as waiting, because the device is gone."""
         self._retries = [retry for retry in self._retries if retry[1] != device]
         heapify(self._retries)
 
     def wait(self, present: int, *, device: str, now: float, max_wait: float = math.inf) -> float | None:
-        """Return the seconds until one more session of this device may come, at most ``max_wait``, or None if it may come now.
+        """Return how many seconds this device should wait to open one more session, at most ``max_wait``, or None if it may do so now.
 
-        That is the time in which all refused sessions that still wait are expected to be admitted. A session that asks again in time no
-        longer counts as waiting, so it is counted once.
+        By then, all refused sessions that are still waiting should have been admitted. A session that asks again in time no longer counts
+        as waiting, so no session is counted twice.
         """
         while self._retries and self._retries[0][0] <= now + _EARLY:
             heappop(self._retries)
@@ -155,7 +155,7 @@ class SessionLimit:
         return seconds
 
     def _back_off(self, now: float) -> None:
-        """Lower the limit, except for a single session, which is late by itself and wouldn't be helped by keeping others out."""
+        """Lower the limit, unless only one session is in use. That one is late by itself, so keeping others out wouldn't help."""
         is_lowered = self._most > 1
         if is_lowered:
             self._limit = max(1, math.floor(_BACK_OFF * min(self._limit, self._most)))
@@ -163,12 +163,12 @@ class SessionLimit:
         self._begin(kept_since=None if is_lowered else now)
 
     def _begin(self, *, kept_since: float | None) -> None:
-        """Count verdicts from here on."""
+        """Start counting verdicts again from 0."""
         self._verdicts = self._late = self._most = 0
         self._kept_since = kept_since
 
     def _gap(self, now: float) -> float:
-        """Return the seconds between two ends of sessions, estimated from the recent ones."""
+        """Estimate the number of seconds between the ends of two sessions from the sessions that ended recently."""
         while self._ended and self._ended[0] < now - _RECENT:
             self._ended.popleft()
         gaps = len(self._ended) - 1

@@ -1,4 +1,4 @@
-"""Settings of the verifier's scheduler: the load that it tolerates, and the size of its engine's cache."""
+"""Settings for the verifier's scheduler: how much load it tolerates, and the size of its engine's cache."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["LoadLimits", "SchedulerOptions"]
 
 
 class LoadLimits(Struct, frozen=True, kw_only=True):
-    """The load that a scheduler tolerates before it refuses sessions and drafts; the same for every engine."""
+    """How much load a scheduler tolerates before it refuses sessions and drafts. These limits don't depend on the engine."""
 
-    sessions: int = 1024  # remembered, including those without tokens in the cache
+    sessions: int = 1024  # remembered, including sessions without tokens in the cache
     sessions_per_device: int = 64
     idle_after: float = 5.0  # seconds of silence, longer than any drafting, after which a session may lose its cache to another
     forget_after: float = 600.0  # seconds of silence after which the device must send the context again
     prefill_within: float = 10.0  # seconds that a new prompt may have to wait; inf for no limit
-    late_stretch: float = 1.5  # a verdict is late after this many times what it takes alone, and
-    late_grace: float = 0.03  # seconds more; half a round trip of 60 ms, so that the device sees 1.5 times what it sees alone
-    draft_stretch: float = 4.0  # a draft is refused beyond this many times what it takes alone plus late_grace; inf for never
+    late_stretch: float = 1.5  # a verdict is late after this many times its time without other load, plus
+    late_grace: float = 0.03  # seconds; half a round trip of 60 ms, so that the device sees 1.5 times its usual wait
+    draft_stretch: float = 4.0  # a draft is refused beyond this many times its time without other load plus late_grace; inf for never
     min_retry: float = 0.02  # seconds; a retry takes a round trip anyway
     max_retry: float = 30.0  # seconds
 
@@ -41,11 +41,11 @@ class LoadLimits(Struct, frozen=True, kw_only=True):
 
 
 class SchedulerOptions(LoadLimits, frozen=True, kw_only=True):
-    """The load that a scheduler tolerates, on an engine of this size."""
+    """How much load a scheduler tolerates, and the size of its engine."""
 
-    kv_tokens: int  # tokens that the engine's cache holds
-    places: int  # token sequences that it holds
-    context_tokens: int  # of one session, draft included
+    kv_tokens: int  # tokens that the engine's cache can hold
+    places: int  # token sequences that it can hold
+    context_tokens: int  # of one session, including the draft
     shared_batches: int = 0  # full batches for which a verdict may wait, at their measured times, if that is more than late_grace
 
     def __post_init__(self) -> None:

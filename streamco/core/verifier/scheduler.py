@@ -1,18 +1,18 @@
-"""The verifier's scheduler: sessions of many devices on one engine (Synera 4.5; batches: ``policies.serving.batching``).
+"""The verifier's scheduler, which serves the sessions of many devices on one engine (Synera 4.5).
 
-One batch runs at a time. When it has finished, the policy forms the next one from the requests that are then waiting. So a verdict takes
-the rest of the running batch, perhaps a step of prefill, and its own batch.
+One batch runs at a time. When it has finished, the policy (``policies.serving.batching``) forms the next one from the requests that are
+waiting then. So a verdict takes as long as the rest of the running batch, perhaps a step of prefill, and its own batch.
 
-The queue is bounded. A session is refused if its device has too many sessions, or if the cache is full of sessions in use. It is refused,
-too, if prompts would wait too long, or if more than a twentieth of the last verdicts were late. A draft is refused if its verdict would
-come too late to be useful. Every refusal says when to retry, if that may succeed (``core.verifier.admission``).
+The queue is bounded. A session is refused if its device has too many sessions, or if the cache is full of sessions in use. It is also
+refused if its prompt would wait too long, or if more than a twentieth of the last verdicts were late. A draft is refused if its verdict
+would be too late to be useful. Every refusal says when to retry, if a retry may succeed (``core.verifier.admission``).
 
 ::
 
     SessionOpened ──▶ accepted ──▶ prefill ⟲ ──▶ at rest ◀─────────────────┐
           │                          ▲             │  DraftReceived          │ SendVerdict, TruncateSequence
           ▼                          │             ▼                         │
-       refused             evicted, a draft comes  verification in chunks ⟲ ─┘
+       refused           evicted, a draft arrives  verification in chunks ⟲ ─┘
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ from streamco.policies.serving.batching import (
 
 __all__ = ["VerificationScheduler"]
 
-_TURNS = 2.0  # factor by which a prompt token takes longer than alone, until that is measured
+_TURNS = 2.0  # how many times longer a prompt token takes than without other load, until that is measured
 
 
 class VerificationScheduler:
-    """The scheduler's state machine, without IO. Its drivers feed it the events of ``core.verifier.events`` and carry out the commands.
+    """The scheduler's state machine, without IO. Its drivers feed it the events of ``core.verifier.events`` and carry out its commands.
 
     Args:
-        options: limits of load and engine.
+        options: the limits of the load and the engine.
         step: returns how many seconds a batch takes; measured times correct it.
         policy: chooses the requests of a batch; None for ``Alternating``.
     """
@@ -98,7 +98,7 @@ class VerificationScheduler:
     # What a driver calls
 
     def start(self, *, now: float) -> None:
-        """Start the scheduler; no command comes before the first event."""
+        """Start the scheduler. It gives no command before the first event."""
 
     def receive(self, event: SchedulerEvent, *, now: float) -> None:
         """Handle an event."""
@@ -121,12 +121,12 @@ class VerificationScheduler:
         self._run_next(now)
 
     def take_commands(self) -> list[SchedulerCommand]:
-        """Return the commands to carry out, in order; each is returned once."""
+        """Return the commands to carry out, in order. Each command is returned only once."""
         commands, self._commands = self._commands, []
         return commands
 
     def next_deadline(self) -> float | None:
-        """Return when to call ``handle_deadline``: a session must be forgotten or a waiting batch begun. None for never."""
+        """Return when to call ``handle_deadline`` to forget a session or begin a waiting batch, or None if neither is due."""
         forgotten = self._sessions.next_forgotten()
         return forgotten if self._ready_at is None else min(self._ready_at, math.inf if forgotten is None else forgotten)
 
@@ -138,14 +138,14 @@ class VerificationScheduler:
             self._run_next(now)
 
     def leave(self, device: str) -> None:
-        """Remove a device that is gone from those waiting for a place; its sessions stay."""
+        """Stop keeping a turn for a device, because it is gone. Its sessions stay."""
         self._admission.leave(device)
 
     # What a driver may ask
 
     @property
     def depth(self) -> int:
-        """Number of verifications that wait."""
+        """Number of verifications that are waiting."""
         return sum(session.pending is not None and not session.is_running for session in self._busy.values())
 
     @property
@@ -155,12 +155,12 @@ class VerificationScheduler:
 
     @property
     def session_limit(self) -> int | None:
-        """Number of sessions in use beyond which new ones are refused, or None because verdicts have been in time so far."""
+        """Maximum number of sessions in use before new ones are refused, or None if verdicts have always been in time."""
         limit = self._admission.limit.limit
         return None if limit == math.inf else int(limit)
 
     def text(self, name: str) -> tuple[int, ...] | None:
-        """Return a session's committed ids, to compare them when a device resumes, or None if the session is not known."""
+        """Return a session's committed ids, for comparison when a device resumes, or None if the session is not known."""
         session = self._sessions.get(name)
         return None if session is None or session.is_closed else tuple(session.text)
 
@@ -215,7 +215,7 @@ class VerificationScheduler:
                 self._enqueue(session, now)
 
     def _until_extended(self, session: HeldSession, event: SessionExtended, now: float) -> float | None:
-        """Reserve tokens for an extension, or return how long to wait if that fails. Its unread tokens are admitted like a prompt."""
+        """Reserve tokens for an extension, or return how long to wait if that fails. Unread tokens are admitted like a prompt."""
         end = event.base + len(event.ids)
         unread = end - 1 - min(session.cached, event.base)
         if unread > max(CHUNK, session.prompt_end - session.cached):
@@ -242,7 +242,7 @@ class VerificationScheduler:
         self._commands.append(ForgetSession(session.name, is_silent))
 
     def _remove(self, session: HeldSession) -> None:
-        """Remove a session, and drop its sequence."""
+        """Remove a session and drop its sequence."""
         self._evict(session)
         self._sessions.remove(session)
         if not self._sessions.of(session.device):
@@ -255,7 +255,7 @@ class VerificationScheduler:
             self._commands.append(DropSequence(session.name))
 
     def _until_reserved(self, session: HeldSession, tokens: int, now: float, surplus: HeldSession | None = None) -> float | None:
-        """Reserve tokens, evicting sessions if necessary (except ``surplus``, which will go); if that fails, return how long to wait."""
+        """Reserve tokens, evicting sessions if necessary, or return how long to wait if that fails. ``surplus`` counts as removed."""
         had_place = bool(session.reserved_tokens)
         victims = self._sessions.reserve(session, tokens, now=now, kept=self._admission.kept(session, now=now), surplus=surplus)
         if victims is None:
@@ -269,7 +269,7 @@ class VerificationScheduler:
         return None
 
     def _make_room(self, now: float) -> None:
-        """Take places from devices with several for waiting devices that have none; drafts that wait there are refused."""
+        """Take places from devices that have several, for waiting devices that have none. Drafts of the evicted sessions are refused."""
         for victim in self._admission.to_evict(now=now):
             if victim.is_evictable:
                 self._evict(victim)
@@ -309,7 +309,7 @@ class VerificationScheduler:
         self._enqueue(session, now)
 
     def _take_following(self, session: HeldSession, now: float) -> None:
-        """Start on a session's next drafts: one after the last verdict, and prompts together with the one that they continue."""
+        """Start on the drafts that follow in a session: the next one after a verdict, or prompts that continue the pending prompt."""
         while session.following and (session.pending is None or self._may_join(session, session.following[0], now)):
             event = session.following.popleft()
             if session.pending is not None:
@@ -320,14 +320,14 @@ class VerificationScheduler:
                 self._refuse_following(session)
 
     def _may_join(self, session: HeldSession, event: DraftReceived, now: float) -> bool:
-        """Reserve a prompt's tokens and return True if it can be read together with the session's pending one."""
+        """Return True if a prompt can be read together with the session's pending one, and reserve tokens for it."""
         end = event.base + len(event.given)
         if not session.is_continued_by(event) or end >= self._options.context_tokens:
             return False
         return self._until_verdict(session, event, now)[0] is None and self._until_reserved(session, end + 1, now) is None
 
     def _until_verdict(self, session: HeldSession, event: DraftReceived, now: float) -> tuple[float | None, float]:
-        """Return (seconds to wait before a retry, or None; time from which the verdict is late)."""
+        """Return how many seconds to wait before a retry (None if the draft is admitted) and when its verdict is late."""
         length = event.base + len(event.given)
         if not session.reserved_tokens:
             return self._admission.until_prefilled(self._waiting(), length, device=session.device), math.inf
@@ -345,7 +345,7 @@ class VerificationScheduler:
     # Batches
 
     def _enqueue(self, session: HeldSession, now: float) -> None:
-        """Add a session to the waiting ones if it has tokens to read."""
+        """Add a session to the waiting sessions if it has tokens to read."""
         work = session.work()
         if work is None or session.name in self._busy:
             return
@@ -356,7 +356,7 @@ class VerificationScheduler:
         session.since = now
 
     def _lifted(self, device: str) -> float:
-        """Return a device's counter of served tokens, raised to the counters of the devices present."""
+        """Return a device's counter of served tokens, raised to the level of the devices that have work."""
         return raised_counter(self._served, {session.device for session in self._busy.values()}, device)
 
     def _waiting(self) -> list[Waiting]:
@@ -387,7 +387,7 @@ class VerificationScheduler:
         self._commands.append(command)
 
     def _begin(self, session: HeldSession, portion: Portion, now: float) -> BatchPart:
-        """Return a session's part of a batch, counted as read."""
+        """Return a session's part of a batch, and count its tokens as read."""
         work = session.work()
         assert work is not None, "a policy chooses among the sessions that wait"
         self._served[session.device] += portion.tokens
@@ -415,7 +415,7 @@ class VerificationScheduler:
             self._sessions.touch(session, now=now)
             if session.keep(session.keeps):
                 self._commands.append(TruncateSequence(session.name, session.cached))
-            if part.verify_rows and not session.to_verify():  # not if more of the prompt has come in the meantime
+            if part.verify_rows and not session.to_verify():  # not if more of the prompt has arrived in the meantime
                 self._conclude(session, verdicts[session.name], now)
                 self._take_following(session, now)
             if session.work() is None:
@@ -476,7 +476,7 @@ class VerificationScheduler:
         self._refuse_following(session)
 
     def _refuse_following(self, session: HeldSession) -> None:
-        """Refuse the drafts that were to follow a refused one, because what they follow isn't there."""
+        """Refuse the drafts that should have followed a refused one, because the text before them is missing."""
         while session.following:
             self._refuse(session.following.popleft(), "gap")
 

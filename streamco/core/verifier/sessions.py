@@ -1,8 +1,8 @@
-"""Sessions of a verifier, and which of them have tokens in the engine's KV cache.
+"""A verifier's sessions, and which of them have tokens in the engine's KV cache.
 
 A session's ids are kept as long as it is remembered, because they take little memory. Its cache is large and may be given to another
-session while the device is silent. The ids are then read again with its next draft. Tokens of the cache are reserved before a request is
-admitted, so every admitted request can be finished.
+session while the device is silent. The ids are then read again with the device's next draft. Space in the cache is reserved before a
+request is admitted, so every admitted request can be finished.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ __all__ = ["HeldSession", "RunningBatch", "SessionTable"]
 
 
 class HeldSession:
-    """State of one session; the scheduler owns it.
+    """The state of one session. The scheduler owns it.
 
     Attributes:
         text: committed ids.
-        cached: number of tokens, of the text and then of the pending draft, that the engine has read or is reading.
-        prompt_end: position up to which reading is a prefill; a draft's row 0 needs the text's last token read with it.
-        pending: the draft that waits for its verdict; None if none does.
-        following: drafts that are taken up after it, in order.
+        cached: how many tokens of the text, and then of the pending draft, the engine has read or is reading.
+        prompt_end: position up to which text is read as a prefill. The text's last token is read with a draft, because it gives row 0.
+        pending: the draft that waits for its verdict; None if there is none.
+        following: drafts to handle after the pending one, in order.
         retracted: ids that the text had after the pending draft's base.
         is_running: whether it takes part in the running batch.
-        keeps: number of tokens that stay when that batch has run; inf for all.
-        reserved_tokens: tokens of the cache that are reserved for it, or 0.
-        touched: time of the last event of its device or of its batch, seconds.
-        since: time when its next work began to wait, seconds.
-        asked: time when the pending draft came, seconds.
-        due: time from which its verdict is late, seconds.
-        started: time when its first batch began, seconds; None if not yet.
-        compute: seconds that its batches took so far.
+        keeps: how many tokens stay when that batch has run; inf for all.
+        reserved_tokens: how many tokens of the cache are reserved for it; 0 if it has no place.
+        touched: time of the last event from its device or of its last batch, in seconds.
+        since: when its next work began to wait, in seconds.
+        asked: when the pending draft arrived, in seconds.
+        due: time after which the pending draft's verdict is late, in seconds.
+        started: when the pending draft's first batch began, in seconds; None if it hasn't.
+        compute: how many seconds the pending draft's batches have taken so far.
     """
 
     __slots__ = (
@@ -91,16 +91,16 @@ class HeldSession:
 
     @property
     def is_evictable(self) -> bool:
-        """True if the session may lose its cache: it is at rest, or only waits for its context to be read."""
+        """True if the session may lose its cache, because it is at rest or is only waiting for its context to be read."""
         return self.pending is None and not self.is_running
 
     @property
     def need(self) -> int:
-        """Number of cache tokens that the session's text needs."""
+        """How many tokens of the cache the session's text needs."""
         return max(1, len(self.text))
 
     def work(self) -> Waiting | None:
-        """Return what must be read next, with the running batch counted as done, or None if there is nothing."""
+        """Return the work to do next, with the running batch counted as done, or None if there is nothing to read."""
         missing = self.prompt_end - self.cached
         if self.reserved_tokens and missing > 0:
             return Waiting(
@@ -128,7 +128,7 @@ class HeldSession:
         )
 
     def verification(self, event: DraftReceived, *, now: float) -> Waiting:
-        """Return the work of a draft that comes now, while no other one waits."""
+        """Return the work for a draft that arrives now, while no other draft is waiting."""
         length = event.base + len(event.given)
         cached = min(self.cached, event.base, length - 1)
         return Waiting(
@@ -143,7 +143,7 @@ class HeldSession:
         )
 
     def to_verify(self) -> int:
-        """Return the number of tokens to read for the pending draft, including its own."""
+        """Return how many tokens must be read to verify the pending draft, including the draft's own tokens."""
         return len(self.text) + (len(self.pending.draft) if self.pending is not None else 0) - self.cached
 
     def read(self, tokens: int) -> tuple[int, ...]:
@@ -157,9 +157,9 @@ class HeldSession:
         return ids
 
     def rewrite(self, base: int, ids: tuple[int, ...]) -> bool:
-        """Cut the text to ``base`` tokens and append ``ids``. Return True if the cache must be truncated to ``cached``.
+        """Cut the text to ``base`` tokens and append ``ids``. Return True if the cache must be truncated to ``cached`` tokens.
 
-        A running batch is not undone; ``keeps`` is set to the number of its tokens that stay.
+        A running batch is not undone. Instead, ``keeps`` limits how many tokens stay when it has run.
         """
         self.text[base:] = ids
         valid = max(0, min(base, len(self.text) - 1))
@@ -170,25 +170,25 @@ class HeldSession:
         return self.keep(valid)
 
     def is_continued_by(self, event: DraftReceived) -> bool:
-        """Return True if both the pending draft and this one are prompts without a gap between them."""
+        """Return True if the pending draft and this one are both prompts, and this one begins where the other ends."""
         draft = self.pending
         both = draft is not None and draft.is_prompt and event.is_prompt
         return both and event.base == len(self.text) and event.round > self.round
 
     def join(self, event: DraftReceived) -> None:
-        """Read a prompt that continues the pending one together with it."""
+        """Add a prompt to the pending one that it continues, so that both are read together."""
         assert self.pending is not None, "what is continued is pending"
         self.text += event.given
         self.pending = replace(self.pending, given=self.pending.given + event.given, round=event.round)
         self.round = event.round
 
     def accept(self, accepted: int) -> int:
-        """Add the accepted tokens of the pending draft to the text; return how many tokens of the text its sequence holds.
+        """Add the accepted tokens of the pending draft to the text, and return how many tokens of the text the sequence has.
 
-        Of a tree, the sequence holds the longest path.
+        If the draft is a tree, the sequence has only its longest path.
 
         Args:
-            accepted: number of accepted tokens; in a tree the last accepted node.
+            accepted: number of accepted tokens; in a tree, the number of the last accepted node.
         """
         assert self.pending is not None, "what is accepted is pending"
         parents, length = self.pending.parents, len(self.text)
@@ -197,7 +197,7 @@ class HeldSession:
         return length + (common_prefix_length(path, longest_path(parents)) if parents else len(path))
 
     def restore(self) -> None:
-        """Undo the pending draft; allowed only while none of it is cached."""
+        """Undo the pending draft. This is allowed only while none of it is cached."""
         if self.pending is not None:
             self.text[self.pending.base :] = self.retracted
             self.prompt_end = max(0, len(self.text) - 1)
@@ -216,11 +216,11 @@ class RunningBatch(Struct, frozen=True):
 
     Args:
         command: the batch.
-        sessions: session of each of its parts.
-        tokens: number of its tokens.
-        prefilled: number of those that belong to prompts.
-        context: number of cached tokens before them, of all sessions.
-        ends: predicted time of its end, seconds.
+        sessions: the session of each part.
+        tokens: number of tokens in the batch.
+        prefilled: how many of these tokens belong to prompts.
+        context: number of cached tokens before them, summed over all sessions.
+        ends: when it is expected to end, in seconds.
     """
 
     command: RunBatch
@@ -232,7 +232,7 @@ class RunningBatch(Struct, frozen=True):
 
     @property
     def is_dropped(self) -> bool:
-        """True if all of its sessions were closed, so that it is being aborted."""
+        """True if all of its sessions were closed, so that the batch is being aborted."""
         return all(session.is_closed for session in self.sessions)
 
 
@@ -240,10 +240,10 @@ class SessionTable:
     """All sessions, least recently used first, and the cache they share.
 
     Args:
-        tokens: size of the cache.
-        places: number of sequences in the cache.
-        idle_after: seconds of silence after which a session's cache may be given to any other.
-        forget_after: seconds of silence after which its ids may be forgotten.
+        tokens: size of the cache in tokens.
+        places: how many sequences the cache can hold.
+        idle_after: seconds of silence after which a session's cache may be given to any other session.
+        forget_after: seconds of silence after which a session's ids may be forgotten.
 
     Attributes:
         reserved: number of reserved tokens.
@@ -266,7 +266,7 @@ class SessionTable:
         return iter(self._sessions.values())
 
     def of(self, device: str) -> int:
-        """Return the number of a device's sessions."""
+        """Return how many sessions a device has."""
         return sum(each.device == device for each in self)
 
     def places_by_device(self) -> Counter[str]:
@@ -274,11 +274,11 @@ class SessionTable:
         return Counter(each.device for each in self if each.reserved_tokens)
 
     def get(self, name: str) -> HeldSession | None:
-        """Return the session of that name, or None if it is not known."""
+        """Return the session with this name, or None if it is not known."""
         return self._sessions.get(name)
 
     def add(self, session: HeldSession) -> None:
-        """Add a new session, without reserved tokens unless it has them already."""
+        """Add a new session. This reserves no tokens for it."""
         self._sessions[session.name] = session
 
     def touch(self, session: HeldSession, *, now: float) -> None:
@@ -292,14 +292,14 @@ class SessionTable:
         """Reserve ``tokens`` in total for a session.
 
         Args:
-            session: the session, with tokens or without.
-            tokens: number of tokens, including those that it already has.
-            now: the time, seconds.
-            kept: room that must be left, or None.
-            surplus: a session that the caller then removes, so that its tokens count as free; None if there is none.
+            session: the session, which may have tokens already.
+            tokens: number of tokens, including the ones that it already has.
+            now: the current time in seconds.
+            kept: room that must be left free; None if none must be.
+            surplus: a session that the caller will remove, so that its tokens count as free; None if there is none.
 
         Returns:
-            The sessions that lost their cache, or None if there aren't enough free tokens; then nothing was changed.
+            The sessions that lost their cache, or None if there aren't enough free tokens, in which case nothing was changed.
         """
         victims = self.victims(session, tokens, now=now, kept=kept, surplus=surplus)
         for victim in victims or ():
@@ -320,15 +320,15 @@ class SessionTable:
         has_drafts: bool = False,
         surplus: HeldSession | None = None,
     ) -> list[HeldSession] | None:
-        """Return the sessions that must lose their cache so that this one can have ``tokens`` in total, or None if they are not enough.
+        """Return the sessions that must lose their cache so that this one can have ``tokens`` in total, or None if there are too few.
 
-        Sessions that have been silent for long come first, then sessions of devices that hold more than this one would: first those at
-        rest, then those that only wait for their context to be read. Otherwise a device could keep all others out by extending its
-        sessions.
+        Sessions that have been silent for long come first. Then come sessions of devices that have more than this session's device would
+        have: first sessions at rest, then sessions that are only waiting for their context to be read. If the latter were spared, a device
+        could keep all others out by extending its sessions.
 
         Args:
             session, tokens, now, kept, surplus: as for ``reserve``.
-            has_drafts: sessions with a draft count too, after all others: first waiting ones, then running ones.
+            has_drafts: if True, sessions with a draft count too, after all others, and waiting drafts before running ones.
         """
         kept = kept or Room()
         free = self._tokens - self.reserved + session.reserved_tokens - kept.tokens
@@ -357,13 +357,13 @@ class SessionTable:
         return victims
 
     def _victim(self, others: list[HeldSession], gone: list[HeldSession | None], session: HeldSession, tokens: int) -> HeldSession | None:
-        """Return the session of ``others`` to evict for ``session``, of the device that holds most, or None if no device holds more.
+        """Choose one of ``others`` to evict for ``session``, from the device that has the most, or return None if no device has more.
 
         Args:
             others: candidates, least recently used first.
             gone: sessions that are already evicted.
-            session: the one that needs tokens.
-            tokens: number of tokens needed; 0 if only a sequence is needed, and then sequences are compared.
+            session: the session that needs tokens.
+            tokens: number of tokens needed; 0 if only a sequence is needed, so that devices are compared by their sequences.
         """
         held: Counter[str] = Counter()
         for each in self:
@@ -376,13 +376,13 @@ class SessionTable:
         return victim
 
     def shrink(self, session: HeldSession) -> None:
-        """Reduce a session's reservation to what its text needs now."""
+        """Reduce a session's reservation to the tokens that its text needs now."""
         if session.reserved_tokens:
             self.reserved += session.need - session.reserved_tokens
             session.reserved_tokens = session.need
 
     def evict(self, session: HeldSession) -> None:
-        """Release a session's cache; its ids stay, to be read again."""
+        """Release a session's cache. Its ids stay, so that they can be read again."""
         self.resident -= bool(session.reserved_tokens)
         self.reserved -= session.reserved_tokens
         session.reserved_tokens = session.cached = 0
@@ -394,15 +394,15 @@ class SessionTable:
         del self._sessions[session.name]
 
     def in_use(self, *, now: float) -> int:
-        """Return the number of sessions that have work, or had it in the last ``idle_after`` seconds."""
+        """Return how many sessions have work, or were active in the last ``idle_after`` seconds."""
         return self.in_use_by_device(now=now).total()
 
     def in_use_by_device(self, *, now: float, surplus: HeldSession | None = None) -> Counter[str]:
-        """Return the number of sessions in use by device, without the ``surplus`` one."""
+        """Return how many sessions of each device are in use, not counting the ``surplus`` session."""
         return Counter(each.device for each in self if each is not surplus and not (each.is_at_rest and self._is_idle(each, now)))
 
     def next_idle(self, *, now: float) -> float | None:
-        """Return when the next session's cache may be given to another, or None if no session at rest has one that is still protected."""
+        """Return when the next resting session's cache may be given to another session, or None if none is still protected."""
         times = (session.touched + self._idle_after for session in self if session.reserved_tokens and session.is_at_rest)
         return next((time for time in times if time > now), None)
 
@@ -411,10 +411,10 @@ class SessionTable:
         return next((session.touched + self._forget_after for session in self if session.is_at_rest), None)
 
     def surplus(self, device: str, *, now: float) -> HeldSession | None:
-        """Return the session to forget so that this device can have another one, or None if no device has more than it would have then.
+        """Choose a session to forget so that this device can have another one, or return None if no device would still have more.
 
-        It is one that isn't in use if there is one, otherwise one that is at rest between two rounds. It belongs to the device with most
-        sessions, and is the one of these that has been silent longest.
+        Sessions that aren't in use come before sessions that are at rest between two rounds. Among equals, the device with the most
+        sessions loses the one that has been silent longest.
         """
         counts = Counter(each.device for each in self)
         at_rest = [each for each in self if each.is_at_rest and counts[each.device] > counts[device] + 1]

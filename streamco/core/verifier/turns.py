@@ -1,7 +1,7 @@
 """The devices that wait for a place in the cache, and the order in which they get one.
 
-A device that has fewer places comes before one that has more; of two that have equally many, the one that asked first comes first. If only
-the time counted, a device could hold all places, ask for another one without pause, and so stay ahead of every device that has none.
+A device with fewer places comes before a device with more. If two devices have equally many, the one that asked first comes first. If only
+the time counted, a device could have all places and, by asking for another one without pause, stay ahead of every device that has none.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from msgspec import Struct
 
 __all__ = ["Room", "Turns"]
 
-_MISSED_RETRY = 1.0  # seconds after which a device that waits and doesn't ask again loses its turn
+_MISSED_RETRY = 1.0  # how many seconds late a waiting device may ask again before it loses its turn
 
 
 class Room(Struct, frozen=True):
-    """Part of the cache.
+    """An amount of space in the cache.
 
     Args:
         places: number of sequences.
@@ -40,7 +40,7 @@ class Turns:
         self._turns: dict[str, _Turn] = {}  # by device; the one that asked first comes first
 
     def wait(self, device: str, tokens: int, retry_after: float, *, now: float) -> None:
-        """Let a device wait for a place with ``tokens``, and keep its turn until it asks again."""
+        """Let a device wait for a place with ``tokens`` tokens. It keeps its turn if it asks again in ``retry_after`` seconds."""
         self._turns[device] = _Turn(now + retry_after + _MISSED_RETRY, tokens)
 
     def end(self, device: str) -> None:
@@ -56,18 +56,18 @@ class Turns:
         Args:
             device: the device that asks for a place.
             held: number of places of each device.
-            now: the time, seconds.
+            now: the current time in seconds.
         """
         waiting = self._waiting(now)
         mine = (held[device], waiting.index(device) if device in waiting else len(waiting))
         return self._room(each for number, each in enumerate(waiting) if each != device and (held[each], number) < mine)
 
     def deprived(self, device: str, held: Counter[str], *, now: float) -> Room:
-        """Return the room that a device with places must leave for devices that would still have fewer with one more."""
+        """Return the room that a device must leave for waiting devices that even with one more place would have fewer than it has."""
         return self._room(each for each in self._waiting(now) if held[each] + 1 < held[device])
 
     def without_place(self, held: Counter[str], *, now: float) -> list[tuple[str, int]]:
-        """Return the devices that wait and have no place, in order, and the number of tokens that each needs."""
+        """Return the waiting devices that have no place, in order, with the number of tokens that each needs."""
         return [(each, self._turns[each].tokens) for each in self._waiting(now) if not held[each]]
 
     def _waiting(self, now: float) -> list[str]:

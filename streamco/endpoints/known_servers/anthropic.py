@@ -31,21 +31,21 @@ _DEFAULTS = Timeouts(), RetryPolicy(), Limits()
 class AnthropicEndpoint(OpenAIEndpoint):
     """A remote model with Anthropic's Messages API.
 
-    It takes chat requests like every endpoint, and translates them. It can't continue another endpoint's answer, and doesn't send thinking
-    blocks back.
+    It takes chat requests like every other endpoint, and translates them. It can't continue another endpoint's answer, and doesn't send
+    thinking blocks back.
 
     Args:
         model: the model's name at the server; a request's own ``model`` takes precedence.
         api_key: the key, "" for none, or a sync or async function that returns the key for each request; by default
             ``ANTHROPIC_API_KEY``. Loopback servers need none.
         base_url: the URL, with or without ``/v1``, a string or a URL object; by default ``ANTHROPIC_BASE_URL`` or Anthropic's.
-        max_tokens: maximum tokens of an answer if the request sets no limit; the API requires one.
+        max_tokens: maximum number of tokens in an answer if the request sets no limit, because the API requires one.
         name: a name that is unique within a client; by default "anthropic" and the model.
         timeouts: limits by phase, in seconds.
         retry: retries before the first token.
         limits: largest sizes that are accepted from the server.
         prices: US dollars per token, or None if not known.
-        capabilities: all capabilities of the model, or a dict of single ones; by default tools, JSON schemas and images.
+        capabilities: all capabilities of the model, or a dict of those that differ from the default (tools, JSON schemas and images).
         session: an aiohttp session to use and leave open; None to create one.
         headers: headers sent with every request.
         rng: random generator for the jitter of retries; by default one with a random seed.

@@ -1,4 +1,4 @@
-"""A caller's declaration of a server's capabilities: all of them, or single ones that override what is known."""
+"""A caller's declaration of a server's capabilities: all of them, or only those that differ from what is known."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["CapabilityChanges", "check_declared", "with_declared", "with_inputs_
 
 
 class CapabilityChanges(TypedDict, total=False):
-    """Single fields of ``Capabilities``; missing ones keep their known values."""
+    """Some of the fields of ``Capabilities``; missing ones keep their known values."""
 
     vocabulary: str | None
     takes_token_ids: bool
@@ -32,7 +32,7 @@ def check_declared(declared: object) -> None:
     """Check an endpoint's ``capabilities`` argument.
 
     Raises:
-        ConfigError: it isn't ``Capabilities``, a dict or None, or has an unknown field or a value of the wrong type.
+        ConfigError: the argument isn't ``Capabilities``, a dict or None, or has an unknown field or a value of the wrong type.
     """
     if declared is None or isinstance(declared, Capabilities):
         return
@@ -52,7 +52,7 @@ def with_declared(known: Capabilities, declared: Capabilities | CapabilityChange
 
     Args:
         known: what is known about such servers.
-        declared: all capabilities, which replace the known ones, or single ones, which override them, or None.
+        declared: all capabilities, which replace the known ones; a dict of some of them, which override the known ones; or None.
     """
     if isinstance(declared, Capabilities):
         return declared
@@ -60,7 +60,7 @@ def with_declared(known: Capabilities, declared: Capabilities | CapabilityChange
 
 
 def with_inputs_of(known: Capabilities, before: Capabilities) -> Capabilities:
-    """Return a newly identified server's capabilities plus the input types that it was sent before; it can refuse these itself."""
+    """Return a newly identified server's capabilities plus the input types that it was sent before, which it can still refuse."""
     return msgspec.structs.replace(
         known,
         tools=known.tools or before.tools,

@@ -44,7 +44,7 @@ class ServerInfo(Struct, frozen=True, kw_only=True):
         vocabulary: fingerprint of the server's token ids, from ``streamco serve`` or from a local model that reads a sample as the same
             ids; None if not known.
         vocabulary_size: number of these ids, or None if not known.
-        media_types: content types that the server says it accepts in requests besides JSON; () if it doesn't say.
+        media_types: content types besides JSON that the server says it accepts in requests; () if it doesn't say.
         content_mark: digest of the model's file, which shows whether ``streamco serve`` has the same model as a device; "" if not known.
         first_token_times: seconds to the first token of its latest answers, at most ten equally likely values, ascending, as reported by
             ``streamco serve``; () if it doesn't say.
@@ -66,7 +66,7 @@ def identify(models: Any, facts: Mapping[str, Any], *, model: str) -> ServerInfo
 
     Args:
         models: the JSON of ``/v1/models``, or None.
-        facts: the JSON of each of ``PROBED_PATHS`` that returned some.
+        facts: the JSON that ``PROBED_PATHS`` returned, by path; paths that returned none are missing.
         model: the model whose context size is reported. If the server doesn't list it, its only model is used.
     """
     entries = _read_models(models)

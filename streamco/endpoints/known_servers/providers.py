@@ -1,4 +1,4 @@
-"""Facts about servers with OpenAI's API: one entry each, with its source.
+"""Facts about servers with OpenAI's API: one entry for each kind of server, with its source.
 
 A provider is named, or found by the host of the base URL. Its entry determines the form of the first request. If a server refuses an
 optional field (``stream_options``, the name of the length limit, another provider's field in a message), the request is resent without it,
@@ -46,12 +46,12 @@ class Provider(Struct, frozen=True, kw_only=True):
         goes_by_list: True if a model that isn't on the list is refused; other servers accept any name.
         has_stream_options: True if the server accepts ``stream_options={"include_usage": true}``.
         max_tokens_field: name of the field that limits the answer's length.
-        takes_no_limit: True if a limit of -1 means no limit there; other servers refuse it, and are sent no limit.
+        takes_no_limit: True if the server takes a limit of -1 to mean no limit; other servers refuse it, and are sent no limit.
         capabilities: capabilities of a typical model there; ``Capabilities`` passed to the endpoint override them.
         continuation_base_url: base URL for continuations; None for the same as other requests.
         has_token_ids: True if the server returns the ids of each text on request (``return_token_ids``).
-        ids_precede_text: True if, with stop strings, ids arrive before the text that is held back because of them, so that no endpoint
-            could continue after them.
+        ids_precede_text: True if, with stop strings, ids arrive before their text, which is held back, so that no endpoint could continue
+            after these ids.
         tokenize_api: the API that returns the ids of a prompt, or None.
         source: where these facts come from.
     """
@@ -243,7 +243,7 @@ _REFUSAL = re.compile(
 
 
 class Dialect:
-    """The optional fields that a server accepts: its provider's entry, corrected by what the server has refused."""
+    """The optional fields that a server accepts, according to its provider's entry and to the server's refusals so far."""
 
     def __init__(self, provider: Provider) -> None:
         self.has_stream_options = provider.has_stream_options
@@ -254,7 +254,7 @@ class Dialect:
         self.has_logprobs = True
         """True if the server has log-probabilities and hasn't refused to send them."""
         self.refused_fields: frozenset[str] = frozenset()
-        """Fields of assistant messages, for example written by another server, that this server refuses."""
+        """Fields of assistant messages that this server refuses, for example because another server wrote them."""
 
     def follow(self, provider: Provider) -> None:
         """Switch to another provider's entry, but keep what was refused."""
@@ -262,7 +262,7 @@ class Dialect:
         self.takes_no_limit = provider.takes_no_limit
 
     def fit(self, request: Request) -> Request:
-        """Return a request in the form that the server accepts: without a limit of -1 if it refuses that."""
+        """Return a request in the form that the server accepts, which is without a limit of -1 if it refuses that."""
         if self.takes_no_limit or not request.sampling.is_unlimited:
             return request
         return replace(request, sampling=replace(request.sampling, is_unlimited=False))
@@ -273,7 +273,7 @@ class Dialect:
         Args:
             error: the refusal.
             body: the request's body.
-            changes: what was left out of the request, by form, as sentences; this adds to it.
+            changes: sentences, by form, that say what was left out of the request; this method adds to them.
         """
         if refused := self.record_refused_fields(error, body):
             changes["message fields"] = f"messages go without {', '.join(refused)}, which the server refused ({error.status})"
@@ -289,8 +289,8 @@ class Dialect:
     def record_refusal(self, error: EndpointStatusError, body: bytes) -> bool:
         """Record what a refusal is about; return True if it was a field that can be left out or renamed.
 
-        If so, the request should be resent at once. The caller's own stream options are never left out: if the refusal is about them, the
-        caller gets it.
+        If so, the request should be resent at once. The caller's own stream options are never left out; if the server refuses them, the
+        caller gets the error.
 
         Args:
             error: the refusal.
@@ -310,7 +310,7 @@ class Dialect:
         return False
 
     def record_refused_fields(self, error: EndpointStatusError, body: bytes) -> list[str]:
-        """Record message fields that a refusal names, and return them; only fields that aren't OpenAI's and don't ask for a continuation.
+        """Record the message fields that a refusal names, and return them, except OpenAI's fields and those that ask for a continuation.
 
         Args:
             error: the refusal.

@@ -27,13 +27,13 @@ _ALWAYS_SENT = frozenset({"model", "messages", "input", "prompt", "system", "str
 
 
 class StreamRefusals:
-    """What a server doesn't stream: models, or models together with certain request fields."""
+    """Records what a server doesn't stream: certain models, or models together with certain request fields."""
 
     def __init__(self) -> None:
         self._refused: set[tuple[object, str]] = set()  # model and field; the field is "" if the fields don't matter
 
     def record(self, error: EndpointStatusError, body: Mapping[str, Any]) -> str:
-        """Record a refusal; return what isn't streamed, in words, or "" if it is about something else.
+        """Record a refusal; return what isn't streamed, in words, or "" if the refusal is about something else.
 
         Args:
             error: the refusal.
@@ -46,7 +46,7 @@ class StreamRefusals:
         return _describe(refused)
 
     def forget(self, body: Mapping[str, Any]) -> None:
-        """Forget what prevents streaming a request: it was refused without ``stream`` as well, so that wasn't the reason."""
+        """Forget why a request can't be streamed, because the server refused it without ``stream`` as well."""
         self._refused -= {each for each in self._refused if _holds(each, body)}
 
     def find(self, body: Mapping[str, Any]) -> str:

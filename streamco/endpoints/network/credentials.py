@@ -23,10 +23,10 @@ _KEY_LENGTH = 8  # characters; keys of real services have 20 or more
 
 
 def check_key(setting: str, key: object) -> None:
-    """Check the type of a key, and that it is valid in a header. A function's key is checked when it is returned.
+    """Check that a key has the right type and is valid in a header. A function's key is checked when it is returned.
 
     Raises:
-        ConfigError: it is neither a string nor a function, or has characters that aren't valid in a header. The key isn't repeated.
+        ConfigError: the key is neither a string nor a function, or has characters that aren't valid in a header. The error doesn't show it.
     """
     if not isinstance(key, str):
         if not callable(key):

@@ -40,14 +40,14 @@ def key_header(name: str, key: str | None) -> dict[str, str]:
 
 
 def check_headers(setting: str, headers: object) -> None:
-    """Check the caller's headers: aiohttp would refuse bad ones in the middle of a request, or a server might read one as two.
+    """Check the caller's headers, because aiohttp would refuse a bad one in the middle of a request, or a server might read it as two.
 
     Args:
-        setting: where they were given, for the error.
+        setting: name of the setting, for the error message.
         headers: the caller's value.
 
     Raises:
-        ConfigError: it isn't a mapping of names to strings, or has a character that isn't valid in a header.
+        ConfigError: the value isn't a mapping of names to strings, or has a character that isn't valid in a header.
     """
     if type(headers) is not dict and not isinstance(headers, Mapping):  # checked for each request, and most have a dict
         raise ConfigError(f"{setting}: expected a mapping, got {type(headers).__name__}")
@@ -72,10 +72,10 @@ def check_header_value(setting: str, value: object) -> None:
 
 
 def check_text(setting: str, text: str) -> None:
-    """Check that a text has only whole characters: half an emoji, left by cutting a text somewhere, can't be encoded in UTF-8.
+    """Check that a text has no half characters, such as half an emoji after a careless cut, because UTF-8 can't encode them.
 
     Raises:
-        ConfigError: it contains half a character.
+        ConfigError: the text contains half a character.
     """
     if text.isascii():
         return

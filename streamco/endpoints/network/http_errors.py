@@ -19,7 +19,7 @@ def _refuses_key(error: EndpointStatusError) -> bool:
 
 
 def tells_trouble(error: EndpointError) -> bool:
-    """Return True if the error of a list of models means that answers will fail, too: no connection, or a rejected key."""
+    """Return True if an error from listing models means that answers will fail, too: a failed connection or a rejected key."""
     is_lost = isinstance(error, EndpointConnectError) or (isinstance(error, EndpointTimeoutError) and error.phase == "connect")
     return is_lost or (isinstance(error, EndpointStatusError) and _refuses_key(error))
 

@@ -1,7 +1,7 @@
-"""State that belongs to one event loop: connections, tasks, locks. A client may outlive its loops; this module handles their changes.
+"""State that belongs to one event loop, such as connections, tasks and locks. A client may outlive its loop and move to another one.
 
 ``asyncio.run`` creates a loop and closes it, so a program that calls it for each request uses its client in many loops, one after another.
-State from an earlier loop is of no use in the next, so it is created again for each loop and found here.
+State from one loop can't be used in the next, so it is created again for each loop and found here.
 
 When a loop ends, its state is closed. ``asyncio.run`` closes the loop's asynchronous generators before it closes the loop, and each
 ``LoopBound`` has a generator that waits for that. A loop that was closed without this is noticed when the next one is used.
@@ -29,7 +29,7 @@ class LoopState:
         """Close connections and end tasks; called once, in the loop."""
 
     def drop(self) -> None:
-        """Drop what can't be closed any more, because the loop is closed."""
+        """Drop anything that can't be closed any more because the loop is closed."""
 
 
 StateT = TypeVar("StateT", bound=LoopState)
@@ -87,7 +87,7 @@ class LoopBound(Generic[StateT]):
         """Return the state on the running loop; create it if there is none.
 
         Raises:
-            ConfigError: another loop is running with the owner, or this process was forked from the one that uses it.
+            ConfigError: the owner is in use on another running loop, or this process was forked from the one that uses it.
         """
         scope, loop = self._scope, asyncio.get_running_loop()
         if scope is not None and not scope.is_over:
@@ -105,7 +105,7 @@ class LoopBound(Generic[StateT]):
 
     @property
     def latest(self) -> StateT | None:
-        """The state on the last loop, whether that has ended or not, or None if there was no loop."""
+        """The state on the last loop, whether or not that loop has ended; None if there was no loop."""
         return None if self._scope is None else self._scope.state
 
     async def aclose(self) -> None:
@@ -127,10 +127,10 @@ class LoopBound(Generic[StateT]):
 
 
 def check_process(process: int, owner: str) -> None:
-    """Check that this is the process with this id.
+    """Check that this is the process with the id ``process``.
 
     Raises:
-        ConfigError: it was forked from that one, and has neither its threads nor its own connections.
+        ConfigError: it was forked from that process, so it lacks its threads and must not use its connections.
     """
     if process != os.getpid():
         text = "expected the process that it was started in, got one that was forked from it; make a client in each process, after the fork"
@@ -138,7 +138,7 @@ def check_process(process: int, owner: str) -> None:
 
 
 async def run_in(loop: asyncio.AbstractEventLoop, function: Callable[[], Awaitable[None]]) -> None:
-    """Await a function in the loop that it belongs to; does nothing if that loop isn't running, because nothing can end there then.
+    """Await a function in the loop that it belongs to. Does nothing if that loop isn't running, because it couldn't run the function.
 
     Args:
         loop: the running loop, or the loop of another thread.

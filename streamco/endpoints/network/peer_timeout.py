@@ -50,7 +50,7 @@ class SecondLook:
 
 
 class PeerTimer:
-    """Calls a function once a peer has been silent for longer than a limit, unless it is cancelled before.
+    """Calls a function once a peer has been silent for longer than a limit, unless it is cancelled first.
 
     Args:
         loop: the event loop.

@@ -34,7 +34,7 @@ class Watchdog:
     Args:
         loop: the event loop for the clock and the timers.
         timeouts: ``first_token``, ``next_token``, ``socket`` and ``total``, in seconds; the others are limited elsewhere.
-        on_expired: called once with the error when a limit is exceeded; it must end the waiting.
+        on_expired: called once with the error when a limit is exceeded; it must end the wait.
         elapsed: how many seconds of ``total`` other endpoints of the same answer have already used.
     """
 
@@ -84,11 +84,11 @@ class Watchdog:
 
     @property
     def idle(self) -> float:
-        """Seconds so far in which no task waited; continues to count after ``stop``."""
+        """Seconds so far in which no task was waiting; continues to count after ``stop``."""
         return self._idle if self._paused_at is None else self._idle + self._loop.time() - self._paused_at
 
     def restart(self) -> None:
-        """Begin a new attempt: all limits except the total start again, towards the first token."""
+        """Begin a new attempt, which waits for a first token again; all limits except the total start again."""
         now = self._loop.time()
         first = self._timeouts.first_token
         self._content_limit = inf if first is None else first
@@ -103,7 +103,7 @@ class Watchdog:
             self._paused_at = now
 
     def suspend(self) -> None:
-        """Expect nothing from the server until ``restart`` (during the wait before a retry); the total continues."""
+        """Expect nothing from the server until ``restart`` (during the wait before a retry); only the total keeps counting."""
         self._is_suspended = True
 
     def resume(self) -> None:
@@ -123,7 +123,7 @@ class Watchdog:
         self._paused_at = self._loop.time()
 
     def charge(self, seconds: float) -> None:
-        """Add seconds to the total in which no task waited here: the reader was waiting, though not for this stream."""
+        """Count idle seconds towards the total, because the reader was waiting in that time, though not for this stream."""
         self._idle -= seconds
         self._is_nearer = True
 

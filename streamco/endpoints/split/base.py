@@ -35,7 +35,7 @@ class AnswerEngine(Protocol):
         ...
 
     def compute(self, generation: SplitGeneration, rows: ComputeRows) -> None:
-        """Compute shallow states; the owner gets ``RowsComputed``."""
+        """Compute the shallow states of these rows; the owner gets ``RowsComputed``."""
         ...
 
     def read(self, generation: SplitGeneration, states: NDArray[np.float32]) -> None:
@@ -67,11 +67,11 @@ LinkEvent = SessionReady | SessionLost | DeepStates | LinkFailed
 
 
 class LinkSession(Protocol):
-    """One answer's session at the servers, on the event loop."""
+    """One answer's session with the servers, on the event loop."""
 
     @property
     def traffic(self) -> SplitTraffic:
-        """What it has sent and received so far."""
+        """What the session has sent and received so far."""
         ...
 
     def open(self, command: OpenSession) -> None:
@@ -100,7 +100,7 @@ class SplitLink(ServerFacts, Protocol):
 
         Args:
             rows: number of rows, at least 1.
-            computed: how many of these, from the first on, the device has already computed.
+            computed: how many of these rows, counted from the first, the device has already computed.
             input_costs: seconds that the device's own layers take, by number of rows, or None if not known.
         """
         ...

@@ -1,4 +1,4 @@
-"""Runs the machine of a split answer on asyncio: the engine's thread computes and drafts, a session with the servers sends and receives.
+"""Runs a split answer's machine on asyncio: the engine's thread computes and drafts, and a session with the servers sends and receives.
 
 The session's events arrive on the event loop. The engine's thread sends its events there with ``call_soon_threadsafe``.
 """
@@ -34,7 +34,7 @@ class SplitDriver(TaskDriver[SplitEvent, SplitCommand]):
     """Runs one answer between the engine and the servers. Implements ``AnswerOwner``.
 
     Args:
-        engine: has the input layers and the head.
+        engine: the engine, which has the input layers and the head.
         link: the servers.
         on_over: called once when the answer is over.
         clock: a monotonic clock in seconds; None uses the system's, or the loop's if the loop doesn't use the system's (virtual time).
@@ -147,7 +147,7 @@ class SplitDriver(TaskDriver[SplitEvent, SplitCommand]):
         return self.machine.is_over or self._has_crashed
 
     def _crash(self, error: BaseException) -> None:
-        """End the answer with this error, a defect here or in the link."""
+        """End the answer with this error, which is a defect in this class or in the link."""
         self._has_crashed = True
         self._events.clear()
         generation, self.generation = self.generation, None

@@ -1,7 +1,7 @@
 """The endpoint for a split model: its first layers and head run on this machine, its middle layers on a server (HAT).
 
-It is a device endpoint with another engine: the template, tokens, sampling, stop strings and text are processed here. docs/split.md says
-what that hides from the server, and what it doesn't.
+It is a device endpoint with another engine: the template, tokens, sampling, stop strings and text are processed on this machine.
+docs/split.md says what that hides from the server and what it doesn't.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _LinkUse(LoopState):
         self.link: ServerLink | None = None
 
     async def aclose(self) -> None:
-        """See ``LoopState``."""
+        """End the link's sessions and connections; see ``LoopState``."""
         if self.link is not None:
             await self.link.release()
 
@@ -56,23 +56,24 @@ class SplitEndpoint(DeviceEndpoint):
 
     Args:
         parts: common prefix of the parts' files: ``parts/NAME`` for ``parts/NAME.input.gguf`` and ``parts/NAME.head.gguf``.
-        servers: URL of a split server, or several: if one is lost, the next one continues its answers.
+        servers: URL of a split server, or a list of them. If one is lost, the next one continues its answers.
         token: bearer token for all of them, or a sync or async function that returns the token for each connection, or None.
         name: name in reports and errors.
         options: settings of the engine; see ``SplitEngine``. ``exact`` requires servers in exact mode, too.
         states: format in which hidden states are sent. "f32" is lossless; "f16" takes half the bytes, and with quantised weights a token
-            may differ where two are about equally likely; "i8" takes a quarter, and about 2 tokens in 100 differ. "auto": "f16" for answers
-            that begin while the link is known to need longer for a prompt row in "f32" than the server, otherwise "f32"; in exact mode
-            always "f32".
-        drafts: how tokens are drafted, so that a round trip yields several. "auto": with the draft layer for this model that is packaged or
-            in the user's cache folder, if there is one; None: no drafts. Drafts never change the tokens.
-        chunking: how a prompt is cut into chunks, so that the server computes while it is being sent. "fastest": with the shortest
-            predicted time, perhaps in one piece; "balanced": by HAT's equation 3; "whole": in one piece; a number: tokens per chunk.
+            may differ where two are about equally likely; "i8" takes a quarter, and about 2 tokens in 100 differ. "auto" is "f16" for
+            answers that begin while the link is known to take longer for a prompt row in "f32" than the server does, and "f32" for all
+            others; in exact mode it is always "f32".
+        drafts: how tokens are drafted, so that a round trip yields several. "auto" uses the draft layer for this model from the package or
+            the user's cache folder, if there is one. None makes no drafts. Drafts never change the tokens.
+        chunking: how a prompt is cut into chunks, so that the server computes while it is being sent. "fastest" minimises the
+            predicted time, perhaps with a single chunk; "balanced" follows HAT's equation 3; "whole" doesn't cut the prompt; a number is
+            the number of tokens per chunk.
         timeouts: ``connect`` until a server has accepted a session, ``first_token`` until it replies to rows, ``socket`` for a ping.
         patience: seconds that all servers may be unreachable before an answer fails.
         max_wait: seconds that an answer waits for servers that are busy with other answers; with 0 it fails at once.
         tls: certificates to trust, by default the system's.
-        is_plain: True to allow ``ws://`` to other machines; states and token can then be read on the way.
+        is_plain: True to allow ``ws://`` to other machines; others on the network can then read the states and the token.
 
     Raises:
         ConfigError: there is no server, a URL is malformed, or a format doesn't exist.
@@ -128,7 +129,7 @@ class SplitEndpoint(DeviceEndpoint):
 
     @property
     def is_exact(self) -> bool:
-        """True if all states are sent in 32 bits, without loss. In exact mode, texts are then the same as a whole model's in exact mode."""
+        """True if all states are sent in 32 bits, without loss. In exact mode, answers are then the same as the whole model's."""
         return self.states == "f32"
 
     @property
@@ -177,7 +178,7 @@ class SplitEndpoint(DeviceEndpoint):
             use.link = link
 
     def figures_of(self, tally: SplitTally, tokens: int) -> SplitFigures:
-        """Return the figures on what an answer of ``tokens`` tokens has sent and received, as users see them."""
+        """Return the figures for a report on what an answer of ``tokens`` tokens has sent and received."""
         states = "f32" if self.states == "auto" else self.states
         return tally.figures(tokens=tokens, input_layers=self.input_layers, states=states)
 
@@ -227,7 +228,7 @@ class SplitStream(DeviceStream):
     """One answer of a split model.
 
     Args:
-        endpoint: the model.
+        endpoint: the split model's endpoint.
         request: the request.
         on_over: called when the answer has ended.
         driver: runs the answer's machine; None creates one when the parts are loaded.

@@ -1,8 +1,8 @@
 """The servers of a split model, as seen from the device: a session for every answer, and plans based on measurements.
 
 The first server that can be reached serves an answer. If the connection is lost, the session is resumed there, or else another server
-continues with the states that the device has kept. The answer fails only if no server can be reached within ``patience``. If the reachable
-ones are busy with other answers, it waits up to ``max_wait``, and the device's answers get free places in order.
+continues with the states that the device has kept. The answer fails only if no server can be reached within ``patience``. If the servers
+that can be reached are busy with other answers, it waits up to ``max_wait``, and the device's answers get free places in order.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ServerLink(MiddleServers):
         self._chunking: Chunking = chunking
 
     def plan(self, rows: int, *, computed: int = 0, input_costs: RowCosts | None = None) -> PromptPlan:
-        """Return how to cut a prompt: in one piece as long as no server has sent its costs. See ``SplitLink.plan``."""
+        """Return how to cut a prompt into chunks; it isn't cut before a server has sent its costs. See ``SplitLink.plan``."""
         path = self.path(self.form, input_costs)
         if path is None:
             return PromptPlan(min(rows, self._limits.rows))

@@ -1,4 +1,4 @@
-"""One server of a split model, as seen from the device: the connection to it, and how long it asks to wait when overloaded."""
+"""One server of a split model, as seen from the device: the connection to it, and the wait that it asks for when overloaded."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class MiddleServer:
         self._lock = asyncio.Lock()
 
     def put_off(self, error: StreamcoError, now: float) -> None:
-        """Record how long a busy server asks to wait."""
+        """Record how long a busy server asks the device to wait."""
         asked = _asked(error)
         if asked is not None or is_busy(error):
             self.not_before = now + (RETRY if asked is None else asked)
@@ -125,7 +125,7 @@ def _advice(error: StreamcoError) -> str:
 
 
 def is_busy(error: StreamcoError) -> bool:
-    """Return True if the server is reachable but busy: it has no place or time because of other answers."""
+    """Return True if the server is reachable but busy, so that it has no place or no time for this answer."""
     if isinstance(error, VerifyProtocolError):
         return error.code in _BUSY
     return isinstance(error, EndpointStatusError) and error.status == HTTPStatus.TOO_MANY_REQUESTS
@@ -147,5 +147,5 @@ def final_error(error: StreamcoError, max_wait: float = 0.0) -> StreamcoError:
 
 
 def _asked(error: StreamcoError) -> float | None:
-    """Return how many seconds a server asks to wait."""
+    """Return how many seconds a server asks the device to wait, or None if it doesn't say."""
     return error.retry_after if isinstance(error, VerifyProtocolError | EndpointStatusError) else None

@@ -1,4 +1,4 @@
-"""The servers of a split model, shared by all answers of a device: which one is in use, who waits for a place, what was sent so far."""
+"""The servers of a split model, shared by all answers of a device: which one is in use, which answers wait, and how much was sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["MiddleServers", "ServedSession"]
 
 
 class ServedSession(Protocol):
-    """One answer's session at these servers."""
+    """One answer's session with these servers."""
 
     @property
     def traffic(self) -> SplitTraffic:
@@ -36,14 +36,15 @@ class ServedSession(Protocol):
 
 
 class MiddleServers:
-    """The servers, and what their sessions share. They are connected on one event loop at a time.
+    """The servers of a split model, and the state that their sessions share. They are connected on one event loop at a time.
 
     Args:
         addresses: the servers, best first.
         mark: identifies the layers that the device expects there.
         loop: the event loop.
-        form: format of the states; "auto": f16 for answers that begin while the link is known to be slower than the server, otherwise f32.
-        timeouts: ``connect`` until a welcome, ``first_token`` until rows get a reply, ``socket`` for a ping; in seconds.
+        form: format of the states; "auto" is f16 for answers that begin while the link is known to be slower than the server, f32 for
+            others.
+        timeouts: ``connect`` until the welcome, ``first_token`` until rows get a reply, ``socket`` for the reply to a ping; in seconds.
         patience: seconds that all servers may be unreachable before an answer fails.
         max_wait: seconds that an answer waits for servers that are busy with others.
         exact: True to refuse servers that aren't in exact mode.
@@ -51,7 +52,7 @@ class MiddleServers:
     Attributes:
         queue: the answers that wait for a place.
         reached_at: the last time that a busy server replied, on the loop's clock.
-        is_closed: True if no session may begin any more.
+        is_closed: True if no new session may begin.
         prompt_rows: which states of a prompt are sent back: only the ``last`` one, which is all that is needed, or ``all``, as in HAT, to
             measure what that costs.
     """
@@ -95,7 +96,7 @@ class MiddleServers:
 
     @property
     def max_positions(self) -> int:
-        """Maximum number of positions in a session; the server's limit, once one was reached."""
+        """Maximum number of positions in a session, which is the server's own limit once a server has been reached."""
         return self._limits.context_rows
 
     @property
@@ -152,7 +153,7 @@ class MiddleServers:
         """Connect to the first server that can be reached.
 
         Raises:
-            EndpointError, VerifyProtocolError: none can be reached; this is the last one's error.
+            EndpointError, VerifyProtocolError: no server can be reached; this is the last server's error.
         """
         await load_websockets()
         error: StreamcoError | None = None
@@ -183,12 +184,12 @@ class MiddleServers:
             self._ended = total_traffic([self._ended, session.traffic])
 
     def free_place(self, index: int) -> None:
-        """Have the first waiting answer retry this server, because another one of this device has ended there."""
+        """Have the first waiting answer retry this server, because another of this device's answers has ended there."""
         self.servers[index].free()
         self.queue.report_free()
 
     async def wait(self, until: float, frees: int) -> None:
-        """Wait before the servers are tried again: as long as they all ask for, but not beyond the time ``until``.
+        """Wait until the first of the servers may be tried again, but not beyond the time ``until``.
 
         Args:
             until: a time on the loop's clock, in seconds.

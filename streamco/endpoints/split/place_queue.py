@@ -1,4 +1,4 @@
-"""The queue of a device's answers that wait for a place at busy servers: answers that have begun first, otherwise in order of arrival."""
+"""The queue of a device's answers that wait for a place at busy servers. Answers that have begun go before those that haven't."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["PlaceQueue"]
 
 
 class PlaceQueue:
-    """A queue whose first answer asks for a place. Belongs to the event loop.
+    """A queue in which only the first answer asks the servers for a place. It belongs to one event loop.
 
     Attributes:
         frees: how many places have become free so far.
@@ -32,7 +32,7 @@ class PlaceQueue:
 
     @contextmanager
     def ticket(self, *, has_begun: bool) -> Iterator[tuple[bool, int]]:
-        """Join the queue: at its end, or before all answers that haven't begun."""
+        """Join the queue at its end or, if this answer has begun, ahead of all answers that haven't."""
         ticket = (not has_begun, next(self._numbers))
         insort(self._tickets, ticket)
         try:
@@ -65,7 +65,7 @@ class PlaceQueue:
                 await self._freed.wait()
 
     def report_free(self) -> None:
-        """Wake the answer whose turn it is, because another one has ended."""
+        """Wake the answer whose turn it is, because a place has become free."""
         self.frees += 1
         freed, self._freed = self._freed, asyncio.Event()
         freed.set()

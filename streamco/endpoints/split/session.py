@@ -33,14 +33,14 @@ _MAX_LOSSES = 3  # consecutive lost sessions at each server, without a reply in 
 
 
 class _Sent(Struct, frozen=True):
-    """Rows without a reply so far."""
+    """Rows that have no reply yet."""
 
     frame: SentFrame
     wanted: int
 
 
 class ServerSession:
-    """One answer's session. Implements ``LinkSession``; ``emit`` is called with its events, during a call or later."""
+    """One answer's session with a split model's servers. Implements ``LinkSession``; it may call ``emit`` during a call or later."""
 
     def __init__(self, link: MiddleServers, emit: Callable[[LinkEvent], None], reserve: int) -> None:
         self.traffic = SplitTraffic()
@@ -101,7 +101,7 @@ class ServerSession:
             self._report_loss(error, may_resume=self._key is not None)
 
     def open(self, command: OpenSession) -> None:
-        """Open or resume; see ``LinkSession``."""
+        """Open or resume the session; see ``LinkSession``."""
         if self._is_over:
             return
         if self._link.is_closed:
@@ -119,14 +119,14 @@ class ServerSession:
         self._connecting = self._link.loop.create_task(self._connect(), name="streamco split session")
 
     async def _connect(self) -> None:
-        """Try the servers until one accepts the session, or the time is over."""
+        """Try the servers until one accepts the session or the time is up."""
         link, began = self._link, self._link.loop.time()
         if (not link.queue.is_empty and self._key is None) or await self._try_servers(began) is not None:
             await self._queue(began)
         self._report_lost_place()
 
     async def _queue(self, began: float) -> None:
-        """Queue with the other answers that found no place at once; if this one has begun, before those that haven't."""
+        """Queue with the other answers that are waiting for a place; an answer that has begun goes ahead of those that haven't."""
         queue = self._link.queue
         with queue.ticket(has_begun=bool(self.traffic.servers)) as ticket:
             if not queue.is_first(ticket):
@@ -146,12 +146,12 @@ class ServerSession:
             self._link.queue.report_free()
 
     async def _try_servers(self, began: float) -> float | None:
-        """Try the server in use, then the others in order; return None if one accepted the session, or if the time is over.
+        """Try the server in use, then the others in order.
 
-        A server that asked to wait is tried again after that, or when the time is over.
+        A server that asked for a wait is skipped until then, or until the time is up.
 
         Returns:
-            The time until which they may be tried again.
+            The time until which the servers may be tried again, or None if one accepted the session or the time is up.
         """
         link, error = self._link, StreamcoError()
         busy: StreamcoError | None = None
@@ -279,7 +279,8 @@ class ServerSession:
     def _handle_load(self, error: VerifyProtocolError) -> None:
         """Wait if the server refuses rows because of its load.
 
-        After the patience or the server's share of the maximum wait, or if it asks for more time than that, another server is tried.
+        Another server is tried after the patience or after this server's share of the maximum wait, whichever is shorter, or at once if the
+        server asks for more time than that.
         """
         link, now = self._link, self._link.loop.time()
         share = min(link.patience, link.max_wait / len(link.servers))
@@ -315,7 +316,7 @@ class ServerSession:
         self._report_loss(error, may_resume=False)
 
     def _report_loss(self, error: StreamcoError, *, may_resume: bool) -> None:
-        """Report that the session is lost. After too many losses without a reply, or if no server has room, that is the end."""
+        """Report that the session is lost. The answer fails if that happens too often, or if it is too long for the server."""
         self._losses += 1
         is_full = isinstance(error, VerifyProtocolError) and error.code == "context_full"
         if is_full or self._losses >= _MAX_LOSSES * len(self._link.servers):

@@ -1,8 +1,8 @@
 """Measures the upload rate and the round trip of the link to a split server, from the times of frames and their replies.
 
-A reply says how long its rows were at the server. So the time when they had arrived is known, apart from the download time. If a second
+A reply says how long its rows were at the server. Subtracting that gives the time when they arrived, plus the download time. If a second
 frame was already waiting when the first one arrived, the difference shows how long the second one's bytes took, and the download time
-cancels out. A frame that was alone is less precise, because the round trip must be subtracted.
+cancels out. The result from a single frame is less precise, because the round trip must be subtracted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SentFrame(Struct, frozen=True):
     Args:
         at: time when it was sent.
         size: its size in bytes.
-        total: bytes of all frames up to its end.
+        total: bytes of all frames up to the end of this one.
         was_alone: True if no other frame was waiting for a reply.
     """
 
@@ -68,27 +68,27 @@ class UploadMeter:
         return self._trip.value if self._trip.is_measured else None
 
     def record_sent(self, size: int, *, now: float) -> SentFrame:
-        """Count a frame of ``size`` bytes, and return it for ``record_answer``."""
+        """Record that a frame of ``size`` bytes was sent, and return it for ``record_answer``."""
         self._total += size
         self._unanswered += 1
         return SentFrame(now, size, self._total, was_alone=self._unanswered == 1)
 
     def record_lost(self, frames: int) -> None:
-        """Count frames that get no reply."""
+        """Record that this many frames will get no reply."""
         self._unanswered -= frames
 
     def record_answer(
         self, frame: SentFrame, at_server: float, before: tuple[SentFrame, float] | None, *, now: float
     ) -> tuple[SentFrame, float]:
-        """Count a reply.
+        """Record the reply to a frame.
 
         Args:
-            frame: the frame that it belongs to.
+            frame: the frame that it replies to.
             at_server: seconds that its rows were at the server.
             before: what this method returned for the previous reply of the same session, or None.
 
         Returns:
-            The frame and the time when it had arrived, plus the download time.
+            The frame, and the time when it arrived at the server plus the download time.
         """
         self._unanswered -= 1
         arrived = now - at_server

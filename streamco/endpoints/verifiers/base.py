@@ -1,6 +1,6 @@
 """The interface of verifiers: drafts from a small model go in, verdicts from a large one with the same vocabulary come out.
 
-A ``Verifier`` is a server; a ``VerifierSession`` is one answer made with it. The session accepts the speculator's commands and emits its
+A ``Verifier`` is a server; a ``VerifierSession`` is one answer's session there. The session accepts the speculator's commands and emits its
 events (``streamco.core.speculation.events``), on the event loop and never from inside ``run``. It reconnects, resumes and retries by
 itself. The speculator decides what a lost round, a refusal or a lasting failure means for the answer.
 """
@@ -48,28 +48,29 @@ Emit = Callable[[VerifierEvent], None]
 
 
 def continuation_seed(seed: int | None, tokens: int) -> int | None:
-    """Return the seed for continuing an answer after ``tokens`` tokens, so that their random draws aren't repeated.
+    """Return the seed for continuing an answer after ``tokens`` tokens, so that the random draws for these tokens aren't repeated.
 
     Args:
-        seed: the answer's seed; None if neither it nor the continuation has one.
+        seed: the answer's seed; if it is None, the continuation has no seed either.
         tokens: number of tokens that the answer already has.
     """
     return seed if seed is None or not tokens else (seed + 0x9E3779B9 * tokens) & 0xFFFFFFFF
 
 
 class VerifierFacts(Struct, frozen=True, kw_only=True):
-    """Facts that a verifier reported when it was probed. Its vocabulary is the same as the draft model's, or it couldn't verify.
+    """Facts that a verifier reported when it was probed. Its vocabulary is the same as the draft model's; otherwise it couldn't verify.
 
     Args:
         model: the target model's name at the server.
-        rules: the rules that drafts can be verified by.
+        rules: the rules by which drafts can be verified.
         draft_tokens: maximum number of ids in the draft of one round.
         top_k: maximum number of ids in each row of a verdict; 0 if verdicts have no rows.
         context_tokens: size of the context, prompt and answer together, or None if the server doesn't say.
-        samples_exactly: True if sampling keeps the target's distribution with every filter, False if only with a top_k within ``top_k``.
+        samples_exactly: True if sampling keeps the target's distribution with every filter; False if it does so only with a rule whose
+            top_k is at most ``top_k``.
         holds_context: True if the server keeps a session's context; False if every round sends and reads all of it.
-        max_ahead: drafts that may be sent in advance after each round.
-        row_costs: seconds that a verification takes without load, by its number of rows, or None if the server doesn't say.
+        max_ahead: number of drafts that may be sent in advance after each round.
+        row_costs: seconds that a verification takes without other load, by its number of rows, or None if the server doesn't say.
         max_paths: maximum number of paths in the draft of one round; 1 for chains only.
     """
 
@@ -87,7 +88,7 @@ class VerifierFacts(Struct, frozen=True, kw_only=True):
     def is_exact(self, rule: Rule) -> bool:
         """Return True if answers under this rule are the same as the target's own.
 
-        Greedy answers are the same token for token, sampled ones in distribution.
+        Greedy answers are the same token for token, and sampled answers have the same distribution.
         """
         match rule.kind:
             case RuleKind.GREEDY:
@@ -98,7 +99,7 @@ class VerifierFacts(Struct, frozen=True, kw_only=True):
 
 
 class VerifierSession(Protocol):
-    """One answer's session at a verifier. All its methods belong to the event loop."""
+    """One answer's session at a verifier. Its methods must be called on the event loop."""
 
     @property
     def bytes_up(self) -> int:
@@ -116,10 +117,10 @@ class VerifierSession(Protocol):
         ...
 
     def run(self, command: VerifierCommand) -> None:
-        """Begin a command; never blocks, and never raises an error because of the server.
+        """Start carrying out a command; never blocks, and never raises an error because of the server.
 
         ``ConnectVerifier`` is followed by ``VerifierConnected`` or ``VerifierFailed``. ``SendDraft`` is followed by
-        ``VerdictReceived``, ``DraftRefused``, ``VerifierLost`` or ``VerifierFailed``. Its rows are
+        ``VerdictReceived``, ``DraftRefused``, ``VerifierLost`` or ``VerifierFailed``; the rows in it are
         ``streamco.wire.verify.topk.TopK``. Nothing is emitted after ``CloseVerifier`` or ``VerifierFailed``.
         """
         ...
@@ -154,7 +155,7 @@ class Verifier(Protocol):
 
     @property
     def remote(self) -> Endpoint | None:
-        """Endpoint of the same model that generates without drafts after given ids (``Request.prompt_ids``), or None."""
+        """An endpoint with the same model that continues given ids (``Request.prompt_ids``) without drafts, or None."""
         ...
 
     async def start(self, draft: TokenVocabulary) -> None:
@@ -180,7 +181,7 @@ class Verifier(Protocol):
             prompt_ids: the context without the answer.
             emit: called with each event.
             rule: how drafts are verified.
-            top_k: ids wanted in each row of a verdict, at most what the verifier allows; 0 for no rows.
+            top_k: number of ids wanted in each row of a verdict, up to the verifier's maximum; 0 for no rows.
             reserve: maximum number of tokens that prompt and answer will have together, or 0 if not known.
         """
         ...

@@ -54,7 +54,7 @@ FrameT_contra = TypeVar("FrameT_contra", contravariant=True)
 
 
 class SessionListener(Protocol[FrameT_contra]):
-    """The interface through which a connection tells a session about frames and about its end."""
+    """The interface through which a connection tells a session about frames and about the connection's end."""
 
     def frame_received(self, frame: FrameT_contra, size: int) -> None:
         """Handle a frame of ``size`` bytes for this session."""
@@ -137,7 +137,7 @@ def is_lasting(error: StreamcoError) -> bool:
 
 
 class VerifierConnection(Generic[ClientT]):
-    """A connection after its welcome. It lasts until ``drop``, ``aclose`` or until the peer ends it; then ``is_over`` is True at once.
+    """A connection that has received its welcome. Once ``drop``, ``aclose`` or the peer ends it, ``is_over`` is True.
 
     Args:
         socket: the WebSocket.
@@ -166,7 +166,7 @@ class VerifierConnection(Generic[ClientT]):
         ]
 
     def add_session(self, number: int, session: SessionListener[Any]) -> None:
-        """Pass this session its frames from now on."""
+        """Pass this session the frames with its number from now on."""
         self._sessions[number] = session
 
     def remove_session(self, number: int) -> None:
@@ -301,7 +301,7 @@ async def _open(address: VerifierAddress, client: VerifyClient | SplitClient) ->
 
 
 async def _find_proxy(url: SplitResult) -> str | None:
-    """Return the proxy that the environment names for a verifier, or None; this machine never has one."""
+    """Return the proxy that the environment names for a verifier, or None. A verifier on this machine never has one."""
     host, scheme = url.hostname or "", "https" if url.scheme == "wss" else "http"
     if is_loopback(host):
         return None
@@ -309,7 +309,7 @@ async def _find_proxy(url: SplitResult) -> str | None:
 
 
 def _quiet_logger() -> logging.Logger:
-    """Return a logger for ``websockets`` without debug messages, because these contain headers and frames: tokens and prompts."""
+    """Return a logger for ``websockets`` without debug messages, because these contain headers and frames, with tokens and prompts."""
     logger = logging.getLogger("streamco.websockets")
     logger.setLevel(logging.INFO)
     return logger

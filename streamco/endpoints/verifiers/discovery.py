@@ -1,4 +1,4 @@
-"""Finds the verifier at a server with OpenAI's API."""
+"""Finds out whether a server with OpenAI's API can verify drafts, and by which protocol."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["find_verifier"]
 
 
 async def find_verifier(server: OpenAIEndpoint) -> Verifier | None:
-    """Ask a server what it is, and return it as a verifier, or None if servers of its kind don't verify.
+    """Ask a server what it is, and return a verifier for it, or None if servers of its kind don't verify.
 
     Raises:
         EndpointError: the server doesn't respond.

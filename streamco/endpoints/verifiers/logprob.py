@@ -1,9 +1,9 @@
 """Uses servers without a verifier protocol as verifiers, based on the log-probabilities that they return for a prompt's tokens.
 
-They keep no session: each round sends the whole context, and the rules are applied here. Greedy decoding takes the first id of each row. So
-the answer is the server's own, except where its kernels score a token that is read differently from one that is generated. Sampling draws
-from the ids in a row. It is exact if the target's ``top_k`` is within these, because no other id could be drawn; without a ``top_k``, the
-target's distribution is truncated to them.
+They keep no session: each round sends the whole context, and the rules are applied here. Greedy decoding takes the first id of each row, so
+the answer is the server's own, except where its kernels score a token differently when they read it than when they generate it. Sampling
+draws from the ids in a row. That is exact if the target's ``top_k`` isn't larger than a row, because no other id could be drawn. Without a
+``top_k``, the target's distribution is truncated to the ids in the row.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _LoopWork(LoopState):
         self.sessions: WeakSet[LogprobSession] = WeakSet()
 
     async def aclose(self) -> None:
-        """See ``LoopState``."""
+        """Close the sessions and cancel the probe in progress; see ``LoopState``."""
         await asyncio.gather(*(session.aclose() for session in list(self.sessions)))
         if self.probing is not None:
             self.probing.cancel()
@@ -83,11 +83,11 @@ class LogprobVerifier(ABC):
 
     Args:
         base_url: the URL up to and including ``/v1``, a string or a URL object.
-        model: the model's name at the server; None for the only one that it has.
-        api_key: bearer token, or a sync or async function that returns the token for each request. By default found in the same way as by
-            ``OpenAIEndpoint``; none for loopback servers.
+        model: the model's name at the server; None if the server has only one.
+        api_key: bearer token, or a sync or async function that returns the token for each request. The default is the same as for
+            ``OpenAIEndpoint``; loopback servers need none.
         name: name in reports and errors; by default host and port.
-        top_k: ids wanted in each row, if the server allows as many.
+        top_k: number of ids wanted in each row, if the server allows that many.
         vocabulary: fingerprint of the server's vocabulary if you know it; None compares how both sides read a sample.
         timeouts: ``connect``, and ``first_token`` for a whole round, because each round is a prefill; in seconds.
         limits: ``body_bytes`` limits one response.
@@ -245,10 +245,10 @@ class LogprobVerifier(ABC):
         Args:
             ids: context and draft.
             pending: number of ids to score.
-            top: ids wanted in each row.
+            top: number of ids wanted in each row.
 
         Raises:
-            EndpointError: the server doesn't respond, or refuses.
+            EndpointError: the server doesn't respond, or refuses the request.
             VerifierError: its response has no scores, or is too large.
         """
         from yarl import URL

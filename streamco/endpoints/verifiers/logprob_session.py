@@ -69,10 +69,10 @@ class Scorer(Protocol):
         Args:
             ids: context and draft.
             pending: number of ids to score.
-            top: ids wanted in each row.
+            top: number of ids wanted in each row.
 
         Raises:
-            EndpointError: the server doesn't respond, or refuses.
+            EndpointError: the server doesn't respond, or refuses the request.
             VerifierError: its response has no scores.
         """
         ...
@@ -104,7 +104,7 @@ class LogprobSession:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self, command: VerifierCommand) -> None:
-        """Begin a command; see ``VerifierSession.run``.
+        """Start carrying out a command; see ``VerifierSession.run``.
 
         Raises:
             UsageError: a draft begins after the end of the context.
@@ -258,7 +258,7 @@ class _ScoredRow:
 
 
 def _distribution(position: PositionLogprobs, rule: Rule) -> Distribution:
-    """Return the distribution that a token is drawn from: the target's filters over the ids that the server reported."""
+    """Return the distribution that a token is drawn from, which is the reported ids after the target's filters."""
     import numpy as np
 
     logits = np.array([max(value, -1e4) for value in position.logprobs], dtype=np.float32)
@@ -267,7 +267,7 @@ def _distribution(position: PositionLogprobs, rule: Rule) -> Distribution:
 
 
 def _candidates(position: PositionLogprobs, rule: Rule, count: int) -> Candidates:
-    """Return the likeliest ids; if the temperature isn't 1, with their shares among the reported ids."""
+    """Return the likeliest ids with their probabilities, or with their shares among the reported ids if the temperature isn't 1."""
     if rule.kind is RuleKind.SAMPLE and rule.temperature != 1.0:
         reported = _distribution(position, Rule(RuleKind.SAMPLE, rule.temperature))
         return tuple(zip(reported.ids.tolist(), reported.probabilities.tolist(), strict=True))[:count]

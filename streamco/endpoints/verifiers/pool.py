@@ -1,7 +1,7 @@
-"""Several verifiers with one model as one: a routing policy chooses one for each answer (DSD section 3.4), which moves if it fails.
+"""Uses several verifiers with the same model as one; a routing policy chooses one of them for each answer (DSD section 3.4).
 
-An answer stays where its context is in memory. If its verifier fails, is unreachable or doesn't accept a session, another one reads the
-context and continues the answer. A verifier that failed is left out until it responds again.
+An answer stays with its verifier, which has the context in memory. If that verifier fails, is unreachable or doesn't accept a session,
+another one reads the context and continues the answer. A verifier that failed is left out until it responds again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Probes(LoopState):
         self.tasks: dict[PoolMember, asyncio.Task[None]] = {}
 
     async def aclose(self) -> None:
-        """See ``LoopState``."""
+        """Cancel the probes and wait until they have ended; see ``LoopState``."""
         for task in (tasks := list(self.tasks.values())):
             task.cancel()
         if tasks:
@@ -49,12 +49,13 @@ class _Probes(LoopState):
 
 
 class VerifierPool:
-    """Verifiers with one model, over which answers are spread. Implements ``Verifier``.
+    """Several verifiers with the same model, among which answers are distributed. Implements ``Verifier``.
 
     Args:
         verifiers: URLs of ``streamco serve``, or verifiers; all with the same model.
-        routing: "join-shortest-queue" (or "jsq"): the one with the fewest waiting verifications, by its last verdict, and the fewest of
-            this client's answers; "round-robin", "random", "power-of-two-choices", or "in-order": the first one that works.
+        routing: "join-shortest-queue" (or "jsq") chooses the verifier with the fewest waiting verifications, according to its last verdict,
+            plus this client's answers there; "in-order" chooses the first one that works; the others are "round-robin", "random" and
+            "power-of-two-choices".
         token: bearer token for the URLs, or a sync or async function that returns the token for each connection, or None.
         retry_after: seconds after which a left-out verifier is probed again.
         rng: random generator for choosing verifiers; by default one with a random seed.
@@ -273,7 +274,7 @@ class VerifierPool:
         return VerifierError(problem) if problem else None
 
     def _common_model(self) -> str | None:
-        """Return the common model: the first listed verifier's, as long as any verifier has it, or None if none was reached."""
+        """Return the pool's model: the first reached verifier's, as long as any verifier has it, or None if none was reached."""
         known = [facts.model for member in self.members if (facts := member.verifier.facts) is not None]
         if known and self._model not in known:
             self._model = known[0]

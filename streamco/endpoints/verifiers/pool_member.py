@@ -18,8 +18,8 @@ class PoolMember:
         verifier: the verifier.
 
     Attributes:
-        verifier: as given.
-        problem: why it is left out, or "" if it isn't.
+        verifier: the verifier.
+        problem: why the pool leaves it out, or "" if it doesn't.
         answers: number of this client's answers that it is serving.
     """
 
@@ -41,7 +41,7 @@ class PoolMember:
         self._busy_until = 0.0
 
     def record_busy(self, *, now: float) -> None:
-        """Record that it currently accepts no session."""
+        """Record that it isn't accepting sessions at the moment."""
         self._busy_until = now + _BUSY_SECONDS
 
     def is_free(self, *, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""One answer at a pool of verifiers: it uses the chosen one, and moves to another one if that fails."""
+"""One answer at a pool of verifiers. It uses the verifier that was chosen for it, and moves to another one if that fails."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PoolLike(Protocol):
         ...
 
     def choose(self, *, without: Collection[PoolMember] = (), needed: VerifierFacts | None = None) -> PoolMember | None:
-        """Return another verifier for an answer that was planned with these facts, or None if no working one has room."""
+        """Return another verifier for an answer that was planned with the facts ``needed``, or None if no working one has room."""
         ...
 
     def why_other_model(self, member: PoolMember) -> str:
@@ -86,7 +86,7 @@ class AssignedVerifier:
         moves: the answer's moves so far.
         readers: verifiers that accepted the answer's session, and so have read its prompt.
         read_again: tokens that verifiers read because the answer moved to them from one that had already read them.
-        on_move: called after each move with the verifier that the answer left, if given.
+        on_move: called after each move with the verifier that the answer left, or None.
     """
 
     def __init__(self, pool: PoolLike) -> None:
@@ -185,7 +185,7 @@ class PooledSession:
         self._make = partial(self._open, tuple(prompt_ids), rule, top_k, reserve)
         self._session = self._make()
         self._former: list[VerifierSession] = []
-        self._offered: tuple[int, ...] | None = None  # of a ConnectVerifier without a reply so far
+        self._offered: tuple[int, ...] | None = None  # ids of a ConnectVerifier that has no reply yet
         self._watching: asyncio.Task[None] | None = None
         self._is_over = False
         assigned.member.answers += 1
@@ -206,7 +206,7 @@ class PooledSession:
         return sum(session.rounds for session in self._sessions)
 
     def run(self, command: VerifierCommand) -> None:
-        """Begin a command; see ``VerifierSession.run``."""
+        """Start carrying out a command; see ``VerifierSession.run``."""
         if self._is_over:
             return
         if isinstance(command, CloseVerifier):

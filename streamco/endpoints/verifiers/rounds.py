@@ -19,16 +19,16 @@ class OpenRounds:
         loop: the event loop for the timers.
         timeouts: ``first_token`` limits the first round on a context, because the server reads the context first; ``next_token`` limits
             the others.
-        on_timeout: called when no verdict has come in time.
+        on_timeout: called when no verdict has arrived in time.
     """
 
     __slots__ = ("_loop", "_on_timeout", "_timeouts", "_timer", "ahead", "has_verdict", "last_verdict", "number")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timeouts: Timeouts, on_timeout: Callable[[], None]) -> None:
         self.number: int | None = None
-        """The round that the server is working on, by the speculator's number, or None."""
+        """The speculator's number for the round that the server is working on, or None."""
         self.ahead: dict[int, int] = {}
-        """The drafts sent in advance after that round: number on the wire to the speculator's number."""
+        """The drafts sent in advance after that round, as a dict from their numbers on the wire to the speculator's numbers."""
         self.last_verdict: ExpectedVerdict | None = None
         """The verdict on the previous round."""
         self.has_verdict = False

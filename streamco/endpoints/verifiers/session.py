@@ -145,7 +145,7 @@ class RemoteVerifierSession:
         self._connecting: asyncio.Task[None] | None = None
 
     def run(self, command: VerifierCommand) -> None:
-        """Begin a command; see ``VerifierSession.run``."""
+        """Start carrying out a command; see ``VerifierSession.run``."""
         if self.is_over:
             return
         match command:
@@ -271,7 +271,7 @@ class RemoteVerifierSession:
             await asyncio.sleep(backoff.next_wait(retry_after))
 
     def _may_retry(self, error: StreamcoError) -> bool:
-        """Return True if another attempt may help: to connect, to use this session, or after the server's shutdown."""
+        """Return True if another attempt to connect or to use this session may succeed, perhaps after the server was restarted."""
         match error:
             case VerifyProtocolError():
                 return error.code == "shutting_down" or (not error.is_fatal and self._refusals.may_retry(error))

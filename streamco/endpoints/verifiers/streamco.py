@@ -64,7 +64,7 @@ class _Connections(LoopState):
         self.http: aiohttp.ClientSession | None = None  # for the remote endpoint, if certificates are given
 
     async def aclose(self) -> None:
-        """See ``LoopState``."""
+        """Close the sessions, the connection and the HTTP endpoints; see ``LoopState``."""
         await asyncio.gather(*(session.aclose() for session in list(self.sessions)))
         if self.connecting is not None:
             self.connecting.cancel()
@@ -107,10 +107,10 @@ class VerifierEndpoint:
             is added.
         token: bearer token, or a sync or async function that returns the token for each connection, or None.
         name: name in reports and errors; by default host and port.
-        timeouts: ``connect`` until the welcome, ``first_token`` if a context is read first, ``next_token`` for a verdict, ``socket``
-            for the reply to a ping, ``cancel`` for closing; in seconds.
+        timeouts: ``connect`` until the welcome, ``first_token`` for a verdict if the server reads a context first, ``next_token`` for any
+            other verdict, ``socket`` for the reply to a ping, ``cancel`` for closing; in seconds.
         tls: certificates to trust, by default the system's.
-        is_plain: True to allow ``ws://`` to other machines; prompts and token can then be read on the way.
+        is_plain: True to allow ``ws://`` to other machines; others on the network can then read the prompts and the token.
         limits: largest sizes that are accepted from the server, by default the protocol's.
         prices: US dollars per token, or None if not known; verified tokens count as completion tokens.
         rng: random generator for the waits between attempts to connect; by default one with a random seed.
@@ -168,7 +168,7 @@ class VerifierEndpoint:
 
     @property
     def rtt(self) -> float | None:
-        """Smoothed seconds between a ping and its reply, or None if not measured."""
+        """Smoothed time between a ping and its reply in seconds, or None if not measured."""
         connections = self._connections.latest
         if connections is not None and connections.connection is not None and connections.connection.rtt is not None:
             self._rtt = connections.connection.rtt
@@ -188,12 +188,13 @@ class VerifierEndpoint:
     async def start(self, draft: TokenVocabulary) -> None:
         """Prepare for drafts of this model; see ``Verifier.start``.
 
-        The server's own vocabulary may have changed if no session is open, because the server was restarted with another model.
+        If drafts use the server's own vocabulary and no session is open, it may have changed, because a restarted server may have another
+        model.
 
         Raises:
             StreamClosed: the verifier was closed.
             UsageError: the verifier was started for a model with another vocabulary.
-            ConfigError: it is in use on another running event loop.
+            ConfigError: the verifier is in use on another running event loop.
         """
         if self._is_closed:
             raise StreamClosed(f"{self._name}: the verifier is closed")

@@ -1,1 +1,1 @@
-"""The llama.cpp binding: library, model, context, GGUF files, and what is probed about them."""
+"""The llama.cpp binding: its library, models, contexts and GGUF files, and the probes that test what works with them."""

@@ -2,11 +2,11 @@
 
 On a CPU that advertises AMX inside a virtual machine that does not grant it, the first decode of more than one token dies with SIGSEGV
 (``ldtilecfg`` in ``ggml_backend_amx_mul_mat``). Loading with ``use_extra_bufts=False`` avoids that, but is slower if AMX works. No flag
-distinguishes the two cases, so it is tried once: a child process loads the model and decodes a few tokens. The result is kept in the
+distinguishes the two cases, so a trial does: a child process loads the model once and decodes a few tokens. The result is kept in the
 user's cache for this machine, this build of llama.cpp and this model file, because its quantisation decides whether the kernels are used.
 
 Where AMX is not granted, weights can still be repacked for the other kernels, which work in tiles of four rows ("tiles"): the weights that
-these kernels support are named one by one (``tiled_weights``), so none goes to AMX. That is tried in a child process, too.
+these kernels support are named one by one (``tiled_weights``), so that none goes to AMX. This is tried in a child process, too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 Repacking = bool | Literal["tiles"]
-"""Which kernels may have weights in another order: all, none, or all except AMX's."""
+"""The kernels that weights may be repacked for: all (True), none (False), or all except AMX's ("tiles")."""
 
 TILES = "CPU_REPACK"  # the buffer type of weights for tiles of rows
 _Q4_0 = 2
@@ -42,7 +42,7 @@ CHILD = "streamco.engines.llamacpp.trial_child"
 
 
 def advertises_amx(cpuinfo: Path = CPUINFO) -> bool:
-    """Return True if the CPU has any of AMX's flags; False if they can't be read (anything but x86 Linux)."""
+    """Return True if the CPU has any of AMX's flags; False if it hasn't, or if they can't be read (on anything but x86 Linux)."""
     try:
         with cpuinfo.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -60,7 +60,7 @@ def allows_repacking(path: Path, library: Any, *, cpuinfo: Path = CPUINFO, run: 
         path: the model's file.
         library: llama.cpp.
         cpuinfo: the file in which the kernel describes the CPU.
-        run: runs a command and returns its exit status (negative if killed by that signal; None if it didn't end in time).
+        run: runs a command and returns its exit status (negative if a signal killed it; None if it didn't end in time).
     """
     if not advertises_amx(cpuinfo):
         return True
@@ -86,10 +86,10 @@ def choose_repacking(path: Path, library: Any) -> Repacking:
 
 
 def check_decoding(path: Path, library: Any, repack: Repacking) -> None:
-    """Check that a library that wasn't compiled on this machine decodes this model. One that doesn't may crash the process.
+    """Check that a library that wasn't compiled on this machine can decode this model. If it can't, it may crash the process.
 
     Raises:
-        EngineError: a child process died of it.
+        EngineError: a child process that tried it died.
     """
     if not isinstance(library, Binding):
         return

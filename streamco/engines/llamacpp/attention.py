@@ -2,7 +2,7 @@
 
 Without flash attention the graph has a node ``kq_soft_max-<layer>``. For each head and each row of the batch it has one weight for each
 cell of the KV cache in use (padded to 256). llama.cpp doesn't say which cell holds a token. So the cell is read where the graph writes the
-token's key, and kept here for each sequence as it grows, is cut and is branched. In a unified cache a sequence may use any cells. Otherwise
+token's key, and remembered here while sequences grow, are cut and are forked. In a unified cache a sequence may use any cells. Otherwise
 each sequence has its own cells, and llama.cpp cuts a batch into parts that have the same number of rows for each sequence.
 """
 
@@ -79,7 +79,7 @@ class AttentionTap:
         self._row_places: dict[int, tuple[int, int, int, int]] = {}  # row -> part, row there, sequence, tokens
 
     def attach(self, library: Any, parameters: Any) -> None:
-        """Put the tap into the parameters of a context that is about to be created; it must outlive the context."""
+        """Put the tap into the parameters of a context that is about to be created. The tap must outlive the context."""
         parameters.cb_eval = ctypes.cast(self._tap.callback, type(parameters.cb_eval))
         parameters.cb_eval_user_data = self._tap.state
         parameters.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
@@ -99,7 +99,7 @@ class AttentionTap:
         self._tap.arm(reads)
 
     def finish(self, sequences: Sequence[int], positions: Sequence[int]) -> None:
-        """Store the nodes of a batch that was decoded.
+        """Store the attention nodes of the batch that was just decoded.
 
         Args:
             sequences: sequence of each row.
@@ -134,7 +134,7 @@ class AttentionTap:
         return 0 if self._own_cells is None else sequence
 
     def _note(self, cell: int, waiting: dict[int, list[int]], sequences: Sequence[int], positions: Sequence[int]) -> int:
-        """Return the row of the batch that is written to this cell, numbered over all sequences: the next row of its sequence."""
+        """Record that the next row of a cell's sequence was written to it, and return the row. Cells are counted over all sequences."""
         group, own = (0, cell) if self._own_cells is None else divmod(cell, self._own_cells)
         queue = waiting.get(group)
         if not queue:

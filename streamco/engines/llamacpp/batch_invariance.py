@@ -1,13 +1,13 @@
-"""Batch invariance: the number of rows of one sequence up to which a batch gives the same bits as decoding them one by one.
+"""Batch invariance: how many rows of one sequence a batch may have and still give the same bits as decoding them one by one.
 
 If a batch has more rows, llama.cpp multiplies with other kernels, which add up in a different order. A single row always has a separate
-kernel, so exact mode never decodes one alone. Beyond that it depends on the quantisation and the build. So it is tested when a model is
-loaded. Seen with AVX-512:
+kernel, so exact mode never decodes one alone. How many rows are safe depends on the quantisation and the build, so it is tested when a
+model is loaded. With AVX-512:
 
 - Q8_0, Q4_0 and Q4_1 give the same bits up to 32 rows and more;
-- Q2_K up to 7 rows;
-- Q4_K_M up to 3 rows (logits up to 1.6 apart from there on);
-- F16 never (0.001 apart).
+- Q2_K gives them up to 7 rows;
+- Q4_K_M gives them up to 3 rows (with more, logits differ by up to 1.6);
+- F16 never gives them (logits differ by 0.001).
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def largest_exact_batch(context: RowDecoder, max_rows: int) -> int:
 
 
 def largest_equal_size(compute: Callable[[int], Sequence[bytes]], max_rows: int) -> int:
-    """Return the largest batch size, up to ``max_rows``, for which rows have the same bits as one by one.
+    """Return the largest batch size, up to ``max_rows``, that gives rows the same bits as computing them one by one.
 
     Args:
-        compute: returns the results of up to ``COMPARED`` rows, always the same ones, computed the given number at a time.
+        compute: computes rows, always the same ones, the given number at a time, and returns the results of up to ``COMPARED`` of them.
         max_rows: largest size to try, at least 1.
     """
     wanted = compute(1)

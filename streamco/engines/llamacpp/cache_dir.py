@@ -1,4 +1,4 @@
-"""Writes files as a whole, and finds the cache folder and names for files that are valid for one machine and model.
+"""Writes files atomically, finds the cache folder, and names files that are valid for only one machine and model.
 
 A reader sees either the old file or the new one, never half of either, even after a crash.
 """
@@ -34,12 +34,12 @@ def cache_folder(*parts: str) -> Path:
 
 
 def machine_key(model: Path, library: Any, *further: object, cpuinfo: Path = CPUINFO) -> str:
-    """Return a name for what was found out about a model on this machine with this build of llama.cpp. It differs for each of these.
+    """Return a key for facts about a model on this machine with this build of llama.cpp. It changes if any of the three changes.
 
     Args:
         model: the model's file.
         library: llama.cpp.
-        further: what else it depends on, as JSON values.
+        further: other values that the facts depend on; JSON must be able to represent them.
         cpuinfo: the file in which the kernel describes the CPU.
 
     Raises:
@@ -77,7 +77,7 @@ def write_whole(target: Path, data: bytes, *, is_private: bool = False, is_synce
         target: its path.
         data: its content.
         is_private: only its owner may read it.
-        is_synced: return only when it is on the disk, so that it is whole even after a power failure.
+        is_synced: return only when it is on the disk, so that it is complete even after a power failure.
 
     Raises:
         OSError: it can't be written; an old file stays as it is.

@@ -31,7 +31,7 @@ class AbortFlag:
 
     @property
     def is_set(self) -> bool:
-        """True if decodes stop."""
+        """True if the flag is set, so that decodes stop."""
         return self._buffer[0] != b"\0"
 
     def set(self) -> None:
@@ -73,7 +73,7 @@ class _SharedRows:
         return bool(self._rows)
 
     def add(self, row: int, sequences: Sequence[int]) -> None:
-        """Give a row to several sequences, from ``apply`` on."""
+        """Assign a row to several sequences; this takes effect with ``apply``."""
         self._rows[row] = (ctypes.c_int32 * len(sequences))(*sequences)
 
     def apply(self) -> None:
@@ -102,8 +102,8 @@ class LlamaContext:
         sequences: sequence ids go from 0 to ``sequences - 1``.
         rows: number of rows that a batch may hold.
         threads: number of threads that compute.
-        unified: any sequence may use any cell, and shared prefixes are stored once. Otherwise each has its part of the cells, in the order
-            of its positions, whatever others do. Attention sums in the order of cells, and a different order gives a different result.
+        unified: let any sequence use any cell, and store shared prefixes once. Otherwise each sequence has its own cells, in the order of
+            its positions, whatever the others do. Attention sums in the order of cells, and a different order gives a different result.
         attention_layers: layers that ``attention`` can read; attention is then computed without the flash kernel.
 
     Raises:
@@ -225,7 +225,7 @@ class LlamaContext:
         If ``reads_attention`` was set, it applies only to this batch.
 
         Raises:
-            EngineError: attention layers are read, and the graph is not as expected.
+            EngineError: attention is read, and llama.cpp's graph is not as expected.
         """
         count, self.count = self.count, 0
         self._batch.n_tokens = count

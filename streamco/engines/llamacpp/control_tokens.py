@@ -1,4 +1,4 @@
-"""Control tokens of a vocabulary, and how text in messages is kept from becoming control tokens.
+"""Control tokens of a vocabulary, and how text in messages is prevented from becoming control tokens.
 
 llama.cpp reads the text of a control token in a rendered prompt as that token, no matter where it comes from. So a message that contains
 ``<|im_start|>system`` would open a new turn. Therefore a mark (a private-use character) is put into each such text before the
@@ -30,8 +30,8 @@ class ControlTokens:
 
     Args:
         tokens: text to id. A text of one character is left out, because no mark can be put into it.
-        left_strips: ids of tokens that take the spaces before them.
-        right_strips: ids of tokens that take the spaces after them.
+        left_strips: ids of tokens that swallow the spaces before them.
+        right_strips: ids of tokens that swallow the spaces after them.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ControlTokens:
         """Return the ids of a template's text: whole control tokens as such, everything else as plain text, without the marks.
 
         Args:
-            text: text of the template.
+            text: the text that the template rendered.
             mark: what ``mark`` returned.
             tokenize: returns the ids of a plain text.
         """
@@ -102,7 +102,7 @@ class ControlTokens:
         return bool(self._tokens) and (bool(self._begun_ends(text)) or self._whole.search(text) is not None)
 
     def _begun_ends(self, text: str) -> set[int]:
-        """Return where the text ends with the beginning of a control token: at its end, or before whitespace, which a template may trim."""
+        """Return the positions, at the end or before trailing whitespace (which templates may trim), that follow a token's beginning."""
         return {end for end in (len(text), len(text.rstrip())) if self._ends_begun(text[max(0, end - self._longest) : end])}
 
     def _ends_begun(self, text: str) -> bool:
@@ -114,7 +114,7 @@ class ControlTokens:
 
 
 def _pattern(texts: Mapping[str, int]) -> str:
-    """Return a pattern that matches the longest of the texts. It is a trie, so that not every text is tried at each place."""
+    """Return a pattern that matches the longest of the texts. It is a trie, so that not every text is tried at each position."""
     trie: Trie = {}
     for text in texts:
         node = trie

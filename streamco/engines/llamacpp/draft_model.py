@@ -1,7 +1,7 @@
 """The draft layer of a split model as a GGUF file (HAT, section 3.4): trained weights and the model's own output rows.
 
-The weights are shipped as 8-bit numbers in the blocks of llama.cpp's Q8_0, so llama.cpp computes with exactly these. Drafts are chosen
-from the ids that answers use most. The rows of the output matrix for these ids come from the head part; they are not shipped.
+The weights are shipped as 8-bit numbers in the blocks of llama.cpp's Q8_0, so llama.cpp computes with exactly these numbers. Drafts are
+chosen from the ids that answers use most. The rows of the output matrix for these ids come from the head part; they are not shipped.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class DraftWeights(Struct, frozen=True):
 
 
 def pack_matrix(matrix: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """Return a matrix as 8-bit numbers of the same shape, and a scale for each 32 numbers of a row.
+    """Return a matrix as 8-bit numbers of the same shape, and a scale for every 32 numbers of a row.
 
     Args:
-        matrix: shape (rows, columns); 32 divides columns.
+        matrix: shape (rows, columns); columns must be a multiple of 32.
     """
     import numpy as np
 
@@ -129,7 +129,7 @@ def _check(weights: DraftWeights) -> None:
 
 
 def _blocks(numbers: NDArray[np.int8], scales: NDArray[np.float16]) -> NDArray[np.uint8]:
-    """Return a matrix in bytes of Q8_0: for each 32 numbers the scale, then the numbers."""
+    """Return a matrix in bytes of Q8_0: for every 32 numbers, their scale and then the numbers."""
     import numpy as np
 
     blocks = numbers.astype(np.int8, copy=False).reshape(len(numbers), -1, _BLOCK)

@@ -108,7 +108,7 @@ def derived(source: str | Path, kind: str, prune_layers: Iterable[int] = ()) -> 
 
 
 class _Reading(ctypes.Structure):
-    """``gguf_init_params``, to read only the head of a file."""
+    """``gguf_init_params``, to read only the header of a file."""
 
     _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p))
 

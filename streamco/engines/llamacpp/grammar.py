@@ -1,6 +1,6 @@
 """The tokens that may come next in an answer that must match a JSON schema; llguidance reads the schema and makes the masks.
 
-A mask of all 49,152 tokens of a small model takes 20 to 200 us; reading the vocabulary takes 0.5 s, once for each model.
+A mask of a small model's 49,152 tokens takes 20 to 200 us to compute; reading the vocabulary takes 0.5 s, once for each model.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Pieces(Protocol):
 
 
 class MaskTokenizer:
-    """A model's vocabulary for llguidance. Making it takes 0.5 s for 49,152 tokens, so that is done once for each model, when needed.
+    """A model's vocabulary for llguidance. It takes 0.5 s to make for 49,152 tokens, so each model has one, made when it is needed.
 
     Args:
         library: llama.cpp.
@@ -83,7 +83,7 @@ class MaskTokenizer:
 
 
 class TokenGrammar:
-    """The tokens that may come next in one answer. Belongs to one thread after it is made.
+    """The tokens that may come next in one answer. Once it is made, it belongs to one thread.
 
     Args:
         vocabulary: the model's vocabulary.
@@ -108,10 +108,10 @@ class TokenGrammar:
         self._mask: NDArray[np.bool_] | None = None  # of the tokens that may come next; None if not computed since the last one
 
     def fits(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
-        """Return for each token whether it may come next; end tokens may if the answer is complete.
+        """Return an array that says for each token whether it may come next; end tokens may if the answer is complete.
 
         Raises:
-            EngineError: the schema takes more time or memory here than allowed for an answer.
+            EngineError: at this point, the schema takes more time or memory than an answer may use.
         """
         import numpy as np
 
@@ -165,7 +165,7 @@ def check_schema(schema: str) -> None:
     """Check without a model that answers can be made to match a JSON schema; if llguidance isn't installed, nothing is checked.
 
     Raises:
-        ConfigError: they can't, or no answer fits.
+        ConfigError: the schema can't be enforced, or no answer fits it.
     """
     try:
         guidance = _guidance()

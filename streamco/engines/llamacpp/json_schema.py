@@ -1,7 +1,7 @@
-"""A request's ``response_format`` as the JSON schema that a device's answer must match.
+"""Turns a request's ``response_format`` into the JSON schema that a device's answer must match.
 
-llguidance reads the schema (``grammar``). What would take it too long, or make it crash the process, is refused here by name, because
-requests also come from the network.
+llguidance reads the schema (``grammar``). A schema that would take it too long, or make it crash the process, is refused here with the
+reason, because requests also come from the network.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _grammar_of(response_format: object) -> str | None:
 
 
 def _check_keys(where: str, given: Mapping[Any, Any], known: Sequence[str]) -> None:
-    """Check that no unknown key has a value, which may ask for something that would be ignored."""
+    """Check that no unknown key has a value, because it may ask for something that would be ignored."""
     unknown = sorted(shorten(str(key), MAX_NAME) for key, value in given.items() if key not in known and value is not None)
     if unknown:
         raise ConfigError(f"{where}: expected {', '.join(known)}, got {unknown[0]}")
@@ -97,7 +97,7 @@ def schema_grammar(schema: object) -> str:
     """Return a JSON schema as text, if answers can be made to match it.
 
     Raises:
-        ConfigError: they can't: it has an unknown keyword, refers to something outside, or is too large.
+        ConfigError: they can't, because it has an unknown keyword, refers to something outside itself, or is too large.
     """
     try:
         text = json.dumps(schema, allow_nan=False)
@@ -123,7 +123,7 @@ def _checked(text: str) -> str:
 
 
 def _check_limits(schema: Mapping[str, Any]) -> None:
-    """Refuse what exceeds the limits that llguidance doesn't have itself."""
+    """Refuse a schema that exceeds limits that llguidance doesn't have itself."""
     from fractions import Fraction
 
     if "x-guidance" in schema:  # settings of llguidance
@@ -202,7 +202,7 @@ def _too_much(wanted: str, got: int) -> ConfigError:
 
 
 def _values(schema: Any) -> Iterator[tuple[Any, int]]:
-    """Yield a value and all values in it, each with its level."""
+    """Yield a value and all values in it, each with its level of nesting."""
     waiting = [(schema, 1)]
     while waiting:
         value, level = waiting.pop()

@@ -1,15 +1,16 @@
 """Loads llama.cpp with the first model, silences its logging and shortens its threads' spinning.
 
-It is the library that ``STREAMCO_LLAMA_LIBRARY`` names, otherwise llama-cpp-python's, which is compiled for this machine, otherwise a
+The library is the one that ``STREAMCO_LLAMA_LIBRARY`` names, or else llama-cpp-python's, which is compiled for this machine, or else a
 prebuilt one (``prebuilt``).
 
 llama.cpp logs through one process-wide callback. llama-cpp-python sets one in Python, which prints on stderr and takes the GIL from the
 engine's thread. Here it is replaced by a C function that does nothing, except while a model is loaded. Then the errors are collected,
 because nothing else says what is wrong with a file.
 
-The threads of llama.cpp meet after each node of the graph, and the first to arrive spins. With OpenMP, as its Linux wheels are built, it
-spins for longer than the scheduler lets it run. If other programs use the cores, a decode may then take a hundred times as long, because
-each thread waits for one that waits for a core. A shorter spin, then sleep, costs nothing while the cores are free (``bench.timed.busy``).
+The threads of llama.cpp meet after each node of the graph, and the first to arrive spins. With OpenMP, which its Linux wheels use, it spins
+for longer than the scheduler lets it run. If other programs use the cores, a decode may then take a hundred times as long, because each
+thread waits for one that waits for a core. Spinning for a shorter time before sleeping costs nothing while the cores are free
+(``bench.timed.busy``).
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def _open(wanted: str) -> Any:
 
 @contextmanager
 def _short_spins() -> Iterator[None]:
-    """Set the environment only for libraries that are loaded inside the block."""
+    """Set the environment variables for shorter spinning, only while libraries are loaded inside the block."""
     added = {} if any(name in os.environ for name in _CHOSEN) else _SPINS
     os.environ.update(added)
     try:

@@ -49,7 +49,7 @@ class LlamaModel:
             ``amx_probe``).
 
     Attributes:
-        repacking: which kernels may have weights in another order.
+        repacking: the kernels that weights may be repacked for.
 
     Raises:
         EngineError: llama-cpp-python is missing, the file is missing or not a regular one, llama.cpp can't load it, or it has no
@@ -91,7 +91,7 @@ class LlamaModel:
         """Free the memory; idempotent. No context may use it any more.
 
         Args:
-            reason: what the error of later calls says; "" to say that the engine is closed.
+            reason: the reason that errors of later calls give; "" to say that the engine is closed.
         """
         with self._changed:
             self._closed_as = self._closed_as or reason
@@ -107,7 +107,7 @@ class LlamaModel:
 
         Args:
             text: any text; lone surrogates are encoded as bytes.
-            special: turn the text of control tokens into these tokens.
+            special: turn the text of control tokens into those tokens.
             bos: put the model's begin token first, if the model has and uses one; never an end token, which some files request as well.
         """
         data = text.encode("utf-8", "surrogatepass")
@@ -154,7 +154,7 @@ class LlamaModel:
 
     @property
     def can_share_prefixes(self) -> bool:
-        """True if a prefix of a sequence's memory is that prefix's memory; False with recurrent states or sliding windows."""
+        """True if sequences can share the memory of a common prefix; False for models with recurrent states or sliding windows."""
         library, handle = self.library, self.handle
         return not (library.llama_model_is_recurrent(handle) or library.llama_model_is_hybrid(handle) or library.llama_model_n_swa(handle))
 
@@ -202,12 +202,12 @@ class LlamaModel:
         )
 
     def _read_begin_ids(self) -> list[int]:
-        """Return the begin token, if the file wants texts to begin with it."""
+        """Return a list with the begin token, or [] if the file doesn't ask for texts to begin with one."""
         begin = int(self.library.llama_vocab_bos(self._vocab))
         return [begin] if self.library.llama_vocab_get_add_bos(self._vocab) and 0 <= begin < self.vocabulary_size else []
 
     def _read_template(self) -> tuple[ChatTemplate | None, str]:
-        """Return the chat template, or None and why there is none. Without it, everything that needs no template still works.
+        """Return the chat template, or None and the reason. Without a template, everything that needs none still works.
 
         Raises:
             EngineError: the template exceeds its limits.
@@ -239,7 +239,7 @@ class LlamaModel:
         return {name: self._entry(token) for name, token in ids.items() if 0 <= token < self.vocabulary_size}
 
     def _entry(self, token: int) -> str:
-        """Return the vocabulary's text of a token, or "" if there is none (-1)."""
+        """Return a token's text in the vocabulary, or "" if there is no such token (-1)."""
         text = self.library.llama_vocab_get_text(self._vocab, token) if token >= 0 else b""
         return (text or b"").decode("utf-8", "replace")
 
@@ -275,7 +275,7 @@ class LlamaModel:
 
 
 def context_limit(info: ModelInfo, wanted: int) -> int:
-    """Return the size of a context in tokens: the wanted number, but at most what the model was trained for, if the file says that."""
+    """Return the size of a context in tokens: the wanted size, or the size that the model was trained for, if it is known and smaller."""
     trained = info.context_tokens
     if 0 < trained < wanted:
         logger.warning("%s: expected a context of up to %d tokens, which it was trained for, got %d; it is cut", info.name, trained, wanted)
@@ -339,10 +339,10 @@ def _tile_overrides(library: Any, path: Path) -> ctypes.Array[_Override] | None:
 
 
 def check_regular(path: Path) -> None:
-    """Raise if a file is a pipe, a socket or a device, since opening one may wait for ever. A missing file is left to the opener.
+    """Raise an error if a file is a pipe, a socket or a device, because opening one may block forever. A missing file is no error here.
 
     Raises:
-        EngineError: it is one of these.
+        EngineError: it is a pipe, a socket or a device.
     """
     try:
         kind = path.stat().st_mode
@@ -353,10 +353,10 @@ def check_regular(path: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Raise unless the file is a regular one and begins like a GGUF file.
+    """Raise an error unless the file is a regular one and begins like a GGUF file.
 
     Raises:
-        EngineError: it isn't, it doesn't, or it can't be read.
+        EngineError: it is another kind of file, or can't be read.
     """
     try:
         check_regular(path)

@@ -32,7 +32,7 @@ class ModelSource:
         answers: maximum number of answers at once; each has a place in the small model's memory.
         tokens: size of each place in tokens.
         share: number of threads that compute.
-        clock: seconds, monotonic.
+        clock: returns monotonic time in seconds.
 
     Raises:
         EngineError: the file can't be loaded, or there is not enough memory.
@@ -73,7 +73,7 @@ class ModelSource:
 
     @property
     def acceptance(self) -> float:
-        """Chance that a token of a draft is accepted if all before it are, 0..1."""
+        """Chance that a token of a draft is accepted if all tokens before it are, 0..1."""
         return self._accepted.value
 
     def step(self, answers: int) -> float:
@@ -83,7 +83,7 @@ class ModelSource:
         return self._steps[min(self._steps, key=lambda known: abs(known - answers))].value
 
     def propose(self, answers: Sequence[RunningGeneration], longest: int, token_seconds: float) -> list[Proposal]:
-        """Return the small model's continuations; none for an answer of which more must be read first (one piece per batch is read).
+        """Return the small model's continuations, or none for an answer that it must read more of first (it reads a piece per batch).
 
         Raises:
             EngineError: the small model doesn't run.
@@ -102,7 +102,7 @@ class ModelSource:
         return [drafts[answer].proposal if answer in drafts else Proposal() for answer in answers]
 
     def _read(self, answers: Sequence[RunningGeneration]) -> list[RunningGeneration]:
-        """Read one batch of what is missing, and return the answers of which only the last token is left to decode."""
+        """Read one batch of missing tokens, and return the answers that have only their last token left to decode."""
         ready: list[RunningGeneration] = []
         context = self._context
         for answer in answers:
@@ -125,7 +125,7 @@ class ModelSource:
         return ready
 
     def _place_of(self, answer: RunningGeneration) -> int:
-        """Return an answer's place. A new answer gets the one, among those that its owner used last, that holds most of its text."""
+        """Return an answer's place. A new answer gets the free place that holds most of its text, read for the same owner."""
         place = self._places.get(answer)
         if place is None:
             assert answer.slot is not None, "it is being written"
@@ -160,7 +160,7 @@ class ModelSource:
             raise EngineError(f"draft: expected 0 from llama_decode of {self._model.path.name}, got {status}")
 
     def record(self, answer: RunningGeneration, proposal: Proposal, right: int, *, is_wrong: bool) -> None:
-        """Learn how often tokens are right, also by their confidence."""
+        """Learn how often tokens are right, overall and by their confidence."""
         for place in range(right + is_wrong):
             self._accepted.record(float(place < right))
             self._by_confidence.record(proposal.evidence[place], is_accepted=place < right)

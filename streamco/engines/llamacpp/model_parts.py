@@ -8,7 +8,7 @@ llama.cpp loads each part as an ordinary model. Tensor bytes are copied, never q
   the head has one with matrices of zeros, which passes a state on unchanged. Its architecture is always llama, because llama.cpp builds
   that graph with any number of heads.
 
-Each file's metadata says which part it is, of which model and which layers. So parts of two models can't be mixed up.
+Each file's metadata says which part of which model it is, and which layers it has. So parts of two models can't be mixed up.
 """
 
 from __future__ import annotations
@@ -131,13 +131,13 @@ def split_model(source: str | Path, folder: str | Path, *, input_layers: int = 2
 
 
 def is_gguf(path: str | Path) -> bool:
-    """Return True if the file begins like a GGUF file; reads no more than that."""
+    """Return True if the file begins like a GGUF file. Reads only its first bytes."""
     with Path(path).open("rb") as file:
         return file.read(len(_MAGIC)) == _MAGIC
 
 
 def is_part(path: str | Path) -> bool:
-    """Return True if the file says at its beginning that it is the input or middle part of a model; reads no more than that."""
+    """Return True if the file's metadata says that it is a part of a model. Reads only the file's beginning."""
     with Path(path).open("rb") as file:
         return _KIND.encode() in file.read(_HEADER)
 
@@ -176,7 +176,7 @@ def describe_part(reader: Any, path: Path) -> PartInfo:
 
 
 def check_same_model(*parts: PartInfo) -> None:
-    """Raise unless the parts belong to one model and follow one another without a gap.
+    """Raise an error unless the parts belong to one model and follow one another without a gap.
 
     Raises:
         ConfigError: they don't.
@@ -225,7 +225,7 @@ class EmbeddingTable:
 
 
 class _Whole:
-    """A model's file from which parts are copied."""
+    """A whole model's file, from which parts are copied."""
 
     def __init__(self, reader: Any, path: Path) -> None:
         self._reader = reader
@@ -362,7 +362,7 @@ def field_of(reader: Any, name: str) -> Any:
 
 
 def copy_field(writer: Any, field: Any) -> None:
-    """Write a metadata field as it is in another file."""
+    """Copy a metadata field of another file unchanged."""
     import gguf
 
     kind = field.types[0]

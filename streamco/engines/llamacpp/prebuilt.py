@@ -1,6 +1,6 @@
-"""Libraries of llama.cpp that somebody else has compiled, and the checks before one is called.
+"""Builds of llama.cpp that somebody else has compiled, and the checks that come before one is called.
 
-One package of the index is known: xllamacpp, whose extension module exports llama.cpp's own functions. It is never imported. Each of its
+One package on PyPI is known: xllamacpp, whose extension module exports llama.cpp's own functions. It is never imported. Each of its
 versions has a different llama.cpp, so only one version is accepted, and only files with these SHA-256 digests. Then a child process loads
 and calls the library, because it may need instructions that this processor lacks. The layout of its structs is compared with the one that
 ``binding`` declares. Finally, each model is decoded in a child process once (``amx_probe.check_decoding``).
@@ -34,7 +34,7 @@ _DIGESTS = {
 
 
 def find_prebuilt() -> Path | None:
-    """Return where the known package's library is, or None if the package isn't installed. Nothing of it is imported."""
+    """Return the path of the known package's library, or None if the package isn't installed. The package isn't imported."""
     spec = importlib.util.find_spec(PACKAGE)
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
     return next((path for folder in folders for path in sorted(folder.glob(f"{PACKAGE}*.so"))), None)

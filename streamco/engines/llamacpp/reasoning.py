@@ -28,12 +28,12 @@ _State = Literal["start", "lead", "reasoning", "gap", "content"]
 
 
 def has_reasoning(name: str, template: str) -> bool:
-    """Return True if a model thinks before it answers, by its name or by the source of its chat template."""
+    """Return True if a model thinks before it answers, judging by its name or the source of its chat template."""
     return CLOSE in template or _NAMES.search(name) is not None
 
 
 def splits_reasoning(form: ReasoningFormat, *, has_reasoning: bool) -> bool:
-    """Return True if reasoning is separated from content, by the option and by what is known about the model."""
+    """Return True if reasoning is separated from content, given the option and whether the model is known to reason."""
     return form == "deepseek" or (form == "auto" and has_reasoning)
 
 
@@ -46,7 +46,7 @@ def opens_reasoning(engine: Engine, ids: Sequence[int]) -> bool:
 
 
 def _after_control(engine: Engine, ids: Sequence[int]) -> Sequence[int]:
-    """Return the ids after the last control token, recognised by having no bytes."""
+    """Return the ids after the last control token, which is recognised by having no bytes."""
     return ids[next((end for end in range(len(ids), 0, -1) if not engine.detokenize(ids[end - 1 : end])), 0) :]
 
 
@@ -58,8 +58,8 @@ def closed_prompt(engine: Engine, ids: list[int]) -> list[int]:
 class ReasoningSplitter:
     """Separates the reasoning of one answer from its content. Only the text of the tags and of the whitespace around them is lost.
 
-    A piece's ids stay with its text where they belong to it. Tags and the whitespace around them become pieces without text that have the
-    ids. If a token ends with content but begins with something else, that content has no id.
+    Ids stay with the text that they belong to. Tags and the whitespace around them become pieces that have ids but no text. If a token ends
+    with content but begins with something else, that content has no id.
 
     Args:
         is_open: the prompt ends with ``<think>``.
@@ -78,7 +78,7 @@ class ReasoningSplitter:
         return list(pieces) if self._state == "content" else [each for piece in pieces for each in self._add(piece)]
 
     def flush(self) -> list[TextPiece]:
-        """Return what is held back at the end, since half a tag is text, too."""
+        """Return the pieces that are still held back at the end, since half a tag is text, too."""
         is_reasoning = self._state in {"lead", "reasoning"} or (self._state == "start" and self._is_open)
         return list(self._take(len(self._text), is_reasoning=is_reasoning))
 
@@ -94,7 +94,7 @@ class ReasoningSplitter:
             yield from self._step()
 
     def _step(self) -> Iterator[TextPiece]:
-        """Take what the state allows, and move on to the next state if it is over."""
+        """Yield the pieces that the current state allows, and move on to the next state if this one is over."""
         text = self._text
         begun = text.lstrip()
         match self._state:
@@ -126,7 +126,7 @@ class ReasoningSplitter:
                 yield replace(piece, text="")
 
     def _take(self, length: int, *, is_reasoning: bool, is_whole: bool = False) -> Iterator[TextPiece]:
-        """Take this many characters from the held pieces; with ``is_whole`` fewer, if they end inside a piece."""
+        """Take this many characters from the held pieces, or fewer with ``is_whole``, if they would end inside a piece."""
         while self._held and (self._text[:length] or not self._held[0].text):
             piece = self._held[0]
             size = len(piece.text)

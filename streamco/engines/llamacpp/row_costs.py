@@ -23,7 +23,7 @@ logger = logging.getLogger("streamco.engine")
 _FIRST = (1, 8, 16, 4, 2, 3, 6, 5, 7, 32)  # timed before others, in this order, if there is no time for all
 _LATER = (12, 9, 13, 17, 24)
 ROW_SIZES = tuple(sorted(_FIRST + _LATER))
-"""Sizes that are timed. Kernels work in tiles of 4, 8 or 16 rows, so a stair ends at a multiple of 4; sizes between are interpolated."""
+"""Batch sizes that are timed. Kernels work in tiles of 4, 8 or 16 rows, so costs jump after a multiple of 4; others are interpolated."""
 
 _SMALL = 8  # rows; sizes up to this decide about windows, so they are timed again first
 _REPEATS = 3
@@ -59,7 +59,7 @@ class MeasuredCosts(NamedTuple):
 
 
 class _Kept(Struct, frozen=True):
-    """The file in the cache. ``key`` says what it is about, even if the file was renamed."""
+    """The contents of a file in the cache. ``key`` says which machine and model it is for, even if the file was renamed."""
 
     key: str
     seconds: Annotated[dict[Rows, Seconds], Meta(min_length=1)]
@@ -67,7 +67,7 @@ class _Kept(Struct, frozen=True):
 
 
 def least_seconds(compute: Callable[[], float], *, repeats: int = _REPEATS) -> float:
-    """Return the shortest time of several computations in seconds, which other processes disturb least; above 0."""
+    """Return the shortest time of several computations in seconds, the one that other processes disturbed least; above 0."""
     return max(1e-6, min(compute() for _ in range(repeats)))
 
 
@@ -78,16 +78,16 @@ def measured_costs(
     clock: Callable[[], float] = perf_counter,
     cpu_clock: Callable[[], float] | None = thread_time,
 ) -> MeasuredCosts:
-    """Return how many seconds a batch takes, by number of rows: the least of one to three times, measured in about two seconds.
+    """Return how many seconds a batch takes, by number of rows: the shortest of up to three times. Measures for about two seconds.
 
-    If the model is slow, fewer sizes are timed, and the ones between are interpolated. Above the largest size, a row is assumed to cost
-    the average up to there.
+    If the model is slow, fewer sizes are timed, and the ones between are interpolated. Above the largest timed size, each further row is
+    assumed to cost the average of the rows up to there.
 
     Args:
         compute: computes a batch of this many rows and returns its seconds, or None if it was stopped.
         sizes: numbers of rows, from ``ROW_SIZES``.
-        clock: seconds.
-        cpu_clock: seconds in which this thread had a core; None if it doesn't compute, as with a GPU.
+        clock: returns the time in seconds.
+        cpu_clock: returns for how many seconds this thread has had a core; None if another device computes, such as a GPU.
     """
     times: dict[int, list[float]] = {}
     costs: dict[int, float] = {}
@@ -120,7 +120,7 @@ def _turns(sizes: Sequence[int]) -> list[int]:
 
 
 def _expected(costs: Mapping[int, float], rows: int) -> float:
-    """Return the seconds that a batch of ``rows`` is expected to take, by what was measured so far; at first 0."""
+    """Return the seconds that a batch of ``rows`` is expected to take, judging by the times measured so far; 0 if there are none."""
     if len(costs) < 2:
         return max((rows * seconds / known for known, seconds in costs.items()), default=0.0)
     if rows > max(costs):
@@ -141,11 +141,11 @@ def _with_largest(costs: Mapping[int, float], largest: int) -> dict[int, float]:
 def kept_costs(key: str, measure: Callable[[], MeasuredCosts]) -> Mapping[int, float]:
     """Return the costs of this key from the cache, or measure and keep them.
 
-    A file that is damaged, or about something else, is ignored and replaced; the log says so.
+    A file that is damaged, or has a different key, is ignored and replaced; the log says so.
 
     Args:
         key: ``machine_key`` of the model, including the threads.
-        measure: measures the costs. If other programs disturbed that, the costs aren't kept, and the next process measures again.
+        measure: measures the costs. If other programs disturb it, the costs aren't kept, and the next process measures again.
     """
     found = _read(key)
     if found is not None:

@@ -84,7 +84,7 @@ class StateBatch:
 
         Args:
             states: shape (rows, width).
-            position: position of the first.
+            position: position of the first state.
             sequence: sequence id.
             is_output: have llama.cpp compute these rows up to the end of its graph; if False, they only go into its memory.
         """
@@ -103,7 +103,7 @@ class StateBatch:
 
 
 def state_parameters(library: Any, *, cells: int, sequences: int, rows: int, threads: int) -> Any:
-    """Return llama.cpp's parameters of a context with states as rows, which keeps the sequences apart.
+    """Return llama.cpp's parameters for a context that takes states as rows and keeps sequences apart.
 
     Args:
         library: llama.cpp.
@@ -125,7 +125,7 @@ def state_parameters(library: Any, *, cells: int, sequences: int, rows: int, thr
 
 
 class StateContext:
-    """Rows of states are added, then decoded together through the part's layers.
+    """Runs rows of states through a part's layers: rows are added, then decoded together.
 
     Args:
         model: the part.
@@ -166,7 +166,7 @@ class StateContext:
 
         Args:
             states: shape (rows, width), finite.
-            position: position of the first, from 0.
+            position: position of the first state, from 0.
             sequence: sequence id of the context.
 
         Raises:
@@ -198,7 +198,7 @@ class StateContext:
         return status
 
     def _collect(self, count: int) -> NDArray[np.float32]:
-        """Return the tapped states in the batch's order, because llama.cpp cuts it into parts with equally many rows of each sequence."""
+        """Return the tapped states in the order of the batch, which llama.cpp cuts into parts with equally many rows of each sequence."""
         import numpy as np
 
         waiting: dict[int, deque[int]] = {}

@@ -1,8 +1,8 @@
 """Jinja's sandbox with limits: a template from a model file can't run for long, and can't create large values.
 
-A step is counted, and the clock read, in each iteration of a loop and each call of a macro, filter or test. What makes values larger
-(``*``, ``+``, ``~``, filters, methods of strings, output into a variable) is checked before it runs. So only bounded work is done between
-two steps.
+Each iteration of a loop and each call of a macro, filter or test counts as a step, at which the clock is read. Every operation that makes
+values larger (``*``, ``+``, ``~``, filters, methods of strings, output into a variable) is checked before it runs. So only bounded work is
+done between two steps.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Bounds:
     """Counts what one rendering has used, and limits it.
 
     Args:
-        given: characters of the messages; values may be that much larger.
+        given: number of characters in the messages; values may be larger by four times that.
         seconds: time that the rendering may take.
     """
 
@@ -66,7 +66,7 @@ class Bounds:
         """Count a step.
 
         Raises:
-            TemplateBoundError: it was one too many, or the time is over.
+            TemplateBoundError: there were too many steps, or the time is up.
         """
         self._steps += 1
         if self._steps > MAX_STEPS:
@@ -89,7 +89,7 @@ _current: ContextVar[Bounds] = ContextVar("bounds")
 
 
 class _Generation(Extension):
-    """The block ``{% generation %}`` around what a model is trained to write (``AssistantTracker`` in transformers): the text inside."""
+    """The block ``{% generation %}``, which marks text that a model is trained to write (``AssistantTracker`` in transformers)."""
 
     tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
 
@@ -120,7 +120,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
         Args:
             render: returns the pieces of a template's text.
-            bounds: what it may use.
+            bounds: the limits of this rendering.
 
         Raises:
             TemplateBoundError: it ran for too long, or created too large a value.
@@ -151,7 +151,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return template
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Compute an operation, if its value can't be too large."""
+        """Compute an operation, after checking that its value can't be too large."""
         bounds = _current.get()
         if operator == "+":
             bounds.check_size(_size(left) + _size(right))
@@ -165,7 +165,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Any, function: Any, *arguments: Any, **options: Any) -> Any:
-        """Call a function or method, if its value can't be too large."""
+        """Call a function or method, after checking that its value can't be too large."""
         owner = getattr(function, "__self__", None)
         if isinstance(owner, str):
             _current.get().check_size(len(owner))
@@ -173,7 +173,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call(context, function, *arguments, **options)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Return the sandboxed form of a text's ``format``, checked, or None if ``value`` is another function."""
+        """Return a checked, sandboxed form of a text's ``format`` method, or None if ``value`` is another function."""
         if super().wrap_str_format(value) is None:
             return None
         text: str = value.__self__
@@ -200,7 +200,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Formatter(SandboxedFormatter):
-    """Formats one text, and checks each field first, because its value may come from an attribute, its width from an argument."""
+    """Formats one text, and checks each field first, because its value may come from an attribute and its width from an argument."""
 
     _made = 0  # characters
 
@@ -225,7 +225,7 @@ class _Formatter(SandboxedFormatter):
 
 
 class _EscapeFormatter(_Formatter, SandboxedEscapeFormatter):
-    """The same for a text that is marked as safe, whose fields are escaped."""
+    """Formats one text that is marked as safe, and escapes its fields."""
 
 
 def _step(written: int) -> str:
@@ -240,7 +240,7 @@ def _step_call(written: int) -> nodes.Call:
 
 
 def _emitted(value: Any) -> Any:
-    """Count what an expression writes, into the text or into a variable."""
+    """Count the characters that an expression writes into the text or into a variable."""
     _current.get().check_size(_size_within(value))
     return value
 
@@ -280,7 +280,7 @@ def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_filter(bounds: Bounds, name: str, value: Any, values: list[Any]) -> None:
-    """Check the size of what a filter would return for a value and its arguments, and how long that takes."""
+    """Check how large a filter's result for a value and arguments would be, and how long it would take to compute."""
     is_json = name == "_to_json"
     _check_widths(values, 16 if is_json else MAX_WIDTH)
     given = sum(_size_within(each) for each in values if not isinstance(each, int | float) and each is not None)
@@ -308,7 +308,7 @@ def _check_filter(bounds: Bounds, name: str, value: Any, values: list[Any]) -> N
 
 
 def _replace_joins(node: nodes.Node) -> None:
-    """Replace each ``~`` below a node by a checked call."""
+    """Replace each ``~`` below a node with a checked call."""
     for name, value in list(node.iter_fields()):
         if isinstance(value, nodes.Node):
             setattr(node, name, _joined(value))
@@ -328,12 +328,12 @@ def _size(value: Any) -> int:
 def _size_within(value: Any, *, beside: int = 0, level: int = 0) -> int:
     """Return about how many characters a value has as text; shared parts count each time.
 
-    It stops counting where the value is too large.
+    Counting stops when the value turns out to be too large.
 
     Args:
         value: any value of a template.
         beside: additional characters for each part.
-        level: additional characters for each part and each level that it is nested.
+        level: additional characters for each part and each level of its nesting.
     """
     if isinstance(value, str | int | float):
         return _length(value)
@@ -353,7 +353,7 @@ def _size_within(value: Any, *, beside: int = 0, level: int = 0) -> int:
 
 
 def _length(part: Any) -> int:
-    """Return about how many characters a value without parts has as text, a number in any base."""
+    """Return about how many characters a value without parts has as text; for a number, in any base."""
     if isinstance(part, str):
         return len(part) + 2
     if isinstance(part, int):
@@ -396,14 +396,14 @@ def _check_replacement(text: Any, old: Any = None, new: Any = None) -> None:
 
 
 def _check_format(text: str, values: Any) -> None:
-    """Check the size of what ``%`` returns for a text and values."""
+    """Check the size of the text that ``%`` makes from a format and values."""
     if _GIVEN_WIDTH.search(text):
         raise TemplateBoundError('expected a format with widths of its own, got "*"')
     _current.get().check_size(len(text) + _widths(text) + (1 + text.count("%")) * _size_within(values))
 
 
 def _widths(text: str) -> int:
-    """Return an upper bound of the characters that a format's widths and precisions add: the sum of all numbers in it."""
+    """Return an upper bound on the characters that a format's widths and precisions add: the sum of all numbers in it."""
     if _PADDED.search(text):
         raise TemplateBoundError("expected a format without large widths, got one with them")
     return sum(map(int, re.findall(r"\d+", text)))

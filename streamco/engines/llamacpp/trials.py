@@ -1,6 +1,6 @@
-"""Answers questions that only a trial can answer, because a wrong guess would crash the process: a child process tries.
+"""Runs trials in child processes, to find out whether something works without risking a crash of this process.
 
-The answer is kept in the user's cache for the machine and the build.
+The result is kept in the user's cache for the machine and the build.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ CHILD_TIMEOUT = 120.0  # seconds; loading is mostly reading the file
 
 Run = Callable[[Sequence[str]], int | None]
 Outcome = Literal["works", "dies", "unknown"]
-"""How a child ended: with status 0, killed by a signal, or in another way. It is also "unknown" where none can be started."""
+"""How a child ended: with status 0, killed by a signal, or in another way. It is also "unknown" if no child can be started."""
 
 
 def outcome(key: str, arguments: Sequence[str], run: Run | None = None) -> Outcome:
     """Return how a child process ended, now or in an earlier trial.
 
     Args:
-        key: names what the answer depends on, as ``machine_key`` does.
+        key: identifies everything that the outcome depends on, as ``machine_key`` does.
         arguments: the child's module and its arguments.
-        run: runs a command and returns its exit status (negative if killed by that signal; None if it didn't end in time).
+        run: runs a command and returns its exit status (negative if a signal killed it; None if it didn't end in time).
     """
     known = _read_answer(key)
     if known is not None:

@@ -1,11 +1,11 @@
 """The device's work on one answer of a split model: its tokens, the shallow states that it keeps, and the verdicts on its drafts.
 
-The server's states are read one row at a time: each gives the model's own next token, by the same sampler that a whole model would use. A
-draft token is right if it equals that token. So the text is the one that the whole model would have written with these draws, drafts or
-not.
+The server's states are read one row at a time: each gives the model's own next token, drawn by the same sampler that a whole model would
+use. A draft token is right if it equals that token. So the text is the same that the whole model would have written with these draws, with
+or without drafts.
 
-The answer's machine (``core.split.machine``), which runs elsewhere, decides which rows are computed and sent, and when: its owner gets an
-event for each thing that happens here, and asks for the next.
+The answer's machine (``core.split.machine``), which runs elsewhere, decides which rows are computed and sent, and when. Its owner is told
+about each event here, and then requests the next rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["AnswerOwner", "ProposeDrafts", "SplitAnswer", "SplitGeneration"]
 
 ProposeDrafts = Callable[[Sequence[int]], Sequence[int]]
-"""Returns likely next tokens from the tokens so far, or an empty sequence for none."""
+"""Returns likely next tokens, given the tokens so far; an empty sequence if it proposes none."""
 
 
 class AnswerOwner(Protocol):
@@ -91,7 +91,7 @@ class SplitAnswer:
         generation: the request; it draws the tokens and turns them into text.
         parts: the device's input layers and head.
         sequence: sequence id in the input layers.
-        propose: proposes drafts from only the tokens, if there are no ``drafts``.
+        propose: proposes drafts from the tokens alone; used only if ``drafts`` is None.
         drafts: the draft layer's drafts; None if there is no draft layer.
 
     Attributes:
@@ -137,7 +137,7 @@ class SplitAnswer:
         self._tell(RowsComputed(command.stop))
 
     def fail(self, error: Exception) -> None:
-        """Fail, because no server can continue the answer.
+        """Raise the error, because no server can continue the answer.
 
         Raises:
             Exception: the error.
@@ -209,13 +209,13 @@ class SplitAnswer:
         self._tell(RowsAdded(len(self._tokens), states))
 
     def _draw(self, state: States) -> int | None:
-        """Return the model's next token after a deep state, or None if the answer has ended before it."""
+        """Return the model's next token after a deep state, or None if the answer ends before it."""
         made = self.generation.made
         self.generation.accept(self._head.logits(state))
         return self.generation.next_token if self.generation.made > made else None
 
     def _record(self, layer: AnswerDrafts, deep: States) -> None:
-        """Let the draft layer read what was verified: first the prompt, later a token and its accepted drafts."""
+        """Make the draft layer read the verified tokens: first the prompt, later a token and its accepted drafts."""
         import numpy as np
 
         start = len(self._tokens) - len(deep) if layer.has_prompt else 0

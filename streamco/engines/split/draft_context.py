@@ -1,4 +1,4 @@
-"""A llama.cpp context of a draft layer, which turns states into logits over the drafted vocabulary and the state before them.
+"""A llama.cpp context of a draft layer, which turns states into final states and into logits over the drafted vocabulary.
 
 Belongs to one thread.
 """
@@ -24,7 +24,7 @@ class DraftContext:
 
     Args:
         model: the draft layer.
-        vocabulary: rows of its output matrix.
+        vocabulary: number of rows of its output matrix.
         cells: KV cells of each sequence.
         sequences: sequence ids go from 0 to ``sequences - 1``.
         threads: number of threads that compute.

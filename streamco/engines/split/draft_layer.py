@@ -1,9 +1,8 @@
 """The draft layer of a split model, which guesses the output of the server's layers (HAT, section 3.4). Belongs to one thread.
 
-It reads, for each token, the deep state of the token before and the shallow state of this one. The device has both for every verified
+For each token, it reads the deep state of the token before and the shallow state of this one. The device has both for every verified
 token: one came from the server, and the other was sent there. For the tokens of a draft, the layer's own guesses take the place of deep
-    states.
-So after a verdict ``extend`` reads the verified tokens again, with their true deep states.
+states. So after a verdict, ``extend`` reads the verified tokens again, with their true deep states.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["DraftPart", "DraftStep"]
 
 CANDIDATES = 8
-"""Number of tokens in a guess."""
+"""Number of candidate tokens in a guess."""
 
 _FEW_ROWS = 17  # of a round, with the longest draft and the token before it
 _FORMAT = "1"  # of the files in the cache
@@ -54,8 +53,8 @@ class DraftPart:
     Args:
         weights: the trained weights' file.
         input_part, head_part: the device's parts of the model.
-        vocabulary: fingerprint of the model's vocabulary; None if not checked.
-        cells: positions of each sequence.
+        vocabulary: fingerprint of the model's vocabulary; None to skip the check.
+        cells: number of positions of each sequence.
         sequences: number of sequences, with ids from 0.
         threads: number of threads that compute.
 
@@ -125,12 +124,12 @@ class DraftPart:
         return DraftStep(tuple(int(self._rows[row]) for row, _ in best), tuple(share for _, share in best), made)
 
     def extend(self, deep: NDArray[np.float32], shallow: NDArray[np.float32], position: int, sequence: int = 0) -> None:
-        """Read tokens without a guess, all in one pass; what was read at these positions before is forgotten.
+        """Read tokens without making a guess, all in one pass. Anything read at these positions before is forgotten.
 
         Args:
             deep: states of the tokens before, after the final norm, shape (tokens, width); zeros where not known, as in a prompt.
             shallow: states of these tokens after the input layers, shape (tokens, width).
-            position: position of the first, at most the length so far.
+            position: position of the first token, at most the length so far.
             sequence: sequence id.
 
         Raises:

@@ -1,8 +1,8 @@
-"""How long the drafts of a split model are: a window policy applied to what was measured. Belongs to the engine's thread.
+"""Decides how long the drafts of a split model are, with a window policy and measured times. Belongs to the engine's thread.
 
-Each additional token costs a draft step, and the time of one more row on the way and at the server. If the policy ends drafts early by
-their acceptance (``policies.window.Confident``), that is the step that a token must be worth. On a server without a GPU a row may cost more
-than its token is worth, even the first one. Then nothing is drafted, except in an occasional round, which shows whether that has changed.
+Each additional token costs a draft step, and the time for one more row on the way and at the server. If the policy ends drafts early by
+their acceptance (``policies.window.Confident``), a token must be worth that time. On a server without a GPU, a row may cost more than its
+token is worth, even the first one. Then nothing is drafted, except in an occasional round, which shows whether that has changed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streamco.policies.window import EndsAtDoubtfulToken, EndsDraftsEarly, Windo
 __all__ = ["LONGEST", "Confidence", "DraftLengths"]
 
 Confidence = float | Match
-"""The evidence for a token of a draft: its probability at the draft layer, or the match of earlier text that it followed."""
+"""The evidence for a token of a draft: its probability in the draft layer, or the match in earlier text after which it was found."""
 
 LONGEST = 16
 """Maximum number of tokens in a draft."""
@@ -38,7 +38,7 @@ _LOOKUP_SHARE = 0.7  # share of the draft layer's acceptance that is enough, as 
 
 
 class _StepTime:
-    """The median of the last times of a draft step, so that one that was interrupted doesn't count."""
+    """The median time of the last draft steps, so that a step that was interrupted doesn't count."""
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=_STEPS)
@@ -58,7 +58,7 @@ class DraftLengths:
 
     Args:
         policy: proposes windows.
-        row_seconds: returns by how many seconds one more row makes a trip longer, from the number of its rows; 0 if not known.
+        row_seconds: returns how many seconds the last row adds to a trip with the given number of rows; 0 if not known.
     """
 
     def __init__(self, policy: WindowPolicy, row_seconds: Callable[[int], float]) -> None:
@@ -88,7 +88,7 @@ class DraftLengths:
 
     @property
     def wait(self) -> float:
-        """Seconds from sending rows to their deep states, which HAT's equation 6 predicts; a very long time until it is measured."""
+        """Seconds from sending rows until their deep states arrive (HAT, equation 6); a very large number until it is measured."""
         return self._wait.value
 
     @property
@@ -98,17 +98,17 @@ class DraftLengths:
 
     @property
     def usual_acceptance(self) -> float:
-        """Share of first draft tokens that are accepted."""
+        """Share of drafts whose first token is accepted."""
         return min(1.0, self._accepted.value)
 
     def acceptance(self, confidence: Confidence) -> float:
-        """Return the probability that a token of this confidence is accepted, if all tokens before it are."""
+        """Return the probability that a token with this confidence is accepted, if all tokens before it are."""
         if isinstance(confidence, Match):
             return min(1.0, self._match_accepted[confidence.length].value)
         return self._calibration.acceptance(confidence)
 
     def should_look_up(self, match: Match) -> bool:
-        """Return True if what followed a match should be drafted, or False if the draft layer's own guess is far likelier.
+        """Return True if the token that followed a match should be drafted, or False if the draft layer's own guess is far likelier.
 
         Now and then one is looked up anyway, to learn whether that is still so.
         """
@@ -118,7 +118,7 @@ class DraftLengths:
         return self._declined % _PROBE == 0
 
     def should_send_branch(self, tokens: int) -> bool:
-        """Return True if a branch's draft should be sent as it is, or False if drafting from the verified deep states is worth its time.
+        """Return True if a branch's draft should be sent as it is, or False if a new draft from the verified deep states is worth its time.
 
         A branch was drafted from guessed states, so fewer of its tokens are accepted. Now and then one is sent to learn how many.
 
@@ -136,7 +136,7 @@ class DraftLengths:
         return saved > expected - total / events
 
     def window(self) -> int:
-        """Return the maximum length of the next draft, or 0 if drafting doesn't pay at present."""
+        """Return the maximum length of the next draft, or 0 if drafting doesn't pay off at present."""
         state = self._state(1)
         if self._ends_early is not None and not self._is_worthwhile(state.rate):
             self._skipped = (self._skipped + 1) % _PROBE
@@ -147,7 +147,7 @@ class DraftLengths:
         return self._previous
 
     def _is_worthwhile(self, rate: float) -> bool:
-        """Return True if a draft of some length gives more tokens than rounds give on average in the time that it takes."""
+        """Return True if a draft of some length would give more tokens than an average round gives in the same time."""
         if self._tokens.events < _FIRST:
             return True
         gain, seconds, chance = 0.0, 0.0, 1.0
@@ -160,7 +160,7 @@ class DraftLengths:
         return False
 
     def _token_seconds(self, drafted: int, *, is_lookup: bool = False) -> float:
-        """Return the seconds that the last of this many draft tokens adds: those of its step and its row."""
+        """Return the seconds that the last of this many draft tokens adds: the time of its step and of its row."""
         step = self._lookup_step if is_lookup and self._lookup_step.is_measured else self._step
         return step.value + self._row_seconds(drafted + 1)
 
@@ -175,10 +175,10 @@ class DraftLengths:
         )
 
     def should_end(self, confidences: Sequence[Confidence], *, is_lookup: bool = False) -> bool:
-        """Return True if a draft of these confidences, at least one, should end with its last token.
+        """Return True if a draft should end with the last of its tokens so far.
 
         Args:
-            confidences: confidences of the draft's tokens.
+            confidences: confidences of these tokens, at least one.
             is_lookup: the token after them would be looked up, so it costs no step.
         """
         last = confidences[-1]
@@ -190,15 +190,15 @@ class DraftLengths:
         return chance < self._ends_early.min_acceptance(self._state(len(confidences) + 1, is_lookup=is_lookup), self._previous)
 
     def record_step(self, seconds: float, *, has_row: bool = False) -> None:
-        """Record the time of a draft step. It includes the input layers' row unless ``has_row``, when that was known from a branch."""
+        """Record the time of a draft step. It includes the input layers' row, unless a branch had computed that before (``has_row``)."""
         (self._short_step if has_row else self._step).record(seconds)
 
     def record_lookup(self, seconds: float) -> None:
-        """Record the time that a looked-up token took, for the input layers' row."""
+        """Record the time that the input layers took for the row of a looked-up token."""
         self._lookup_step.record(seconds)
 
     def record_wait(self, seconds: float) -> None:
-        """Record the time from sending rows to their deep states."""
+        """Record the time from sending rows until their deep states arrived."""
         self._wait.record(seconds)
 
     def record_verdict(self, confidences: Sequence[Confidence], accepted: int, *, is_branch: bool = False) -> None:
@@ -207,7 +207,7 @@ class DraftLengths:
         Args:
             confidences: confidences of the draft's tokens.
             accepted: number of accepted tokens.
-            is_branch: the draft is a branch's, made from guessed deep states.
+            is_branch: True if the draft came from a branch, and so was made from guessed deep states.
         """
         if not confidences:
             return

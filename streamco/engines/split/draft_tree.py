@@ -1,9 +1,9 @@
 """Continuations of one answer on the device: the shallow state and the guess after each, computed on request.
 
 While a verdict is out, the device drafts along several continuations (HAT, section 3.5). All of them share one sequence in the memories of
-the input layers and of the draft layer, which hold one continuation at a time. To compute another one, what the two have in common stays,
-and the rest is computed again. So no branch needs separate memory, and it is always clear what a memory holds. Belongs to the engine's
-thread.
+the input layers and of the draft layer, which hold one continuation at a time. To switch to another one, the beginning that both have in
+common stays, and the rest is computed again. So no branch needs separate memory, and it is always clear which tokens a memory holds.
+Belongs to the engine's thread.
 
 A path is a continuation: token ids starting with the answer's last token, which is the first that the layers have not read.
 """
@@ -81,7 +81,7 @@ class DraftTree:
         self._unread, self._last = _Unread(before, shallow, position), normed[-1]
 
     def advance(self, path: Continuation) -> None:
-        """Begin after a verified path. What is known about its continuations is kept, and the rest is forgotten."""
+        """Move to the end of a verified path. Rows and guesses of its continuations are kept, and all others are forgotten."""
         length = len(path)
         self._rows = {each[length:]: row for each, row in self._rows.items() if each[:length] == path and len(each) > length}
         self._guesses = {each[length:]: step for each, step in self._guesses.items() if each[:length] == path and len(each) > length}

@@ -38,7 +38,7 @@ _MAX_BRANCHES = 16  # of a round
 
 
 class _Start(NamedTuple):
-    """Where a branch begins: accepted tokens of the draft, and the token after them."""
+    """Where a branch begins: the number of accepted tokens of the draft, and the token after them."""
 
     position: int
     token: int
@@ -51,10 +51,10 @@ class DraftOptions(Struct, frozen=True):
         weights: path of the draft layer's weights; None for this model's weights in the package or in the user's cache folder
             (``make draft-layer``).
         window: tokens of a draft: a number from 1 to 16, or a policy. "confident" ends each draft when its next token isn't worth its time,
-            by measured times and acceptance. "threshold" ends it with the first token whose probability is below 0.6 (HAT, equation 5).
-            For other policies or parameters, pass a ``streamco.policies.window.WindowPolicy``.
+            given the measured times and acceptance. "threshold" ends it with the first token whose probability is below 0.6 (HAT, equation
+            5). For other policies or parameters, pass a ``streamco.policies.window.WindowPolicy``.
         parallel: how many tokens at each position of a draft begin branches, which are drafted while the verdict is out; 0 for none.
-            "auto" means three, if the round trip without the server's time is long enough for a draft step, and as long as a tenth of the
+            "auto" means three, if the round trip without the server's time is long enough for a draft step, and if at least a tenth of the
             verdicts match a branch. If fewer do, one round in 16 has branches.
         branches: "ranked" drafts the likeliest verdicts first, and sends a branch's draft only if it is worth more than a draft from
             verified states. "last" is the paper's rule: branches begin at the draft's last token, and are sent (HAT, section 3.5).
@@ -96,7 +96,7 @@ class DraftOptions(Struct, frozen=True):
 
 
 def find_draft_layer(vocabulary: str, width: int, input_layers: int) -> Path | None:
-    """Return the weights that were trained for such a model, from this package or the user's cache folder, or None if there are none.
+    """Return the weights file, in this package or the user's cache folder, that was trained for such a model, or None if there is none.
 
     A damaged file in the cache folder is ignored with a warning.
 
@@ -110,7 +110,7 @@ def find_draft_layer(vocabulary: str, width: int, input_layers: int) -> Path | N
 
 
 def _trained_layers() -> Iterator[tuple[Path, DraftMeta]]:
-    """Yield the files of weights and their models: the packaged ones first, then those in the cache folder by name."""
+    """Yield each file of weights and the model it was trained for: the packaged files first, then the cache folder's, by name."""
     for entry in files("streamco.engines.split").joinpath("draft_layers").iterdir():
         if entry.name.endswith(".npz"):
             with as_file(entry) as path:
@@ -139,8 +139,8 @@ class AnswerDrafts:
         options: says which branches are drafted.
 
     Attributes:
-        counts: what was drafted while verdicts were out.
-        lookups: what was drafted from earlier text.
+        counts: counts of branches drafted while verdicts were out.
+        lookups: counts of tokens drafted from earlier text.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class AnswerDrafts:
 
     @property
     def has_prompt(self) -> bool:
-        """True if the prompt was read."""
+        """True once the prompt has been read."""
         return self._has_prompt
 
     def record(self, shallow: States, deep: States, position: int) -> None:
@@ -178,7 +178,7 @@ class AnswerDrafts:
 
         Args:
             shallow: their states after the input layers, shape (tokens, width).
-            deep: the server's states of the last of them, shape (tokens or fewer, width). Not all of a prompt's states are sent.
+            deep: the server's states of the last tokens, shape (tokens or fewer, width). Not all of a prompt's states are sent.
             position: position of the first token.
         """
         self._tree.record(shallow, deep, position)
@@ -200,11 +200,11 @@ class AnswerDrafts:
             self.counts.accepted += accepted
 
     def record_accepted(self, count: int) -> None:
-        """Count the looked-up tokens among the ``count`` accepted ones; that is all that is needed after an answer's last round."""
+        """Count the looked-up tokens among the ``count`` accepted ones. After an answer's last round, nothing else must be recorded."""
         self.lookups.accepted += sum(isinstance(each, Match) for each in self._confidences[:count])
 
     def record_arrival(self) -> None:
-        """Record that the deep states have come, so nothing more is drafted before the verdict is known."""
+        """Record that the deep states have arrived, so nothing more is drafted before the verdict is known."""
         self._plan = None
         if self._began is not None:
             self._lengths.record_wait(monotonic() - self._sent_at)
@@ -253,7 +253,7 @@ class AnswerDrafts:
         return self._options.branches == "last" or self._lengths.should_send_branch(window)
 
     def _is_drafted(self, path: Continuation) -> bool:
-        """Return True if the draft continues after a path without needing a step."""
+        """Return True if the token after a path is already drafted, so that no step is needed."""
         return self._tree.has_guess(path) and self._tree.has_row((*path, self._tree.guess(path).ids[0]))
 
     def _match(self) -> Match | None:
@@ -262,7 +262,7 @@ class AnswerDrafts:
         return match if match is not None and self._lengths.should_look_up(match) else None
 
     def _extend(self, match: Match | None) -> bool:
-        """Add a token to the draft; return False if the draft is a branch's or was looked up, and has no more tokens."""
+        """Add a token to the draft. Returns False if the draft came from a branch or was looked up, and has no more tokens."""
         if match is not None:
             self._look_up(match)
             return True
@@ -306,7 +306,7 @@ class AnswerDrafts:
             self._plan = None
 
     def _draft_branches(self, tokens: int) -> Iterator[None]:
-        """Draft branches that begin with this many tokens at each position; each step is at most one of the draft layer, with its row."""
+        """Draft branches that begin with this many tokens at each position. Each iteration runs at most one draft step, with its row."""
         if self._is_branch:
             self._tree.forget_guesses()
         for end in range(1, len(self._path) + 1):

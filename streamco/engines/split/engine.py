@@ -48,7 +48,7 @@ logger = logging.getLogger("streamco.engine")
 
 
 class ServerFacts(Protocol):
-    """What the engine asks the link to the servers, from its own thread or another."""
+    """Facts about the servers that the engine asks their link for, from its own thread or another."""
 
     @property
     def max_positions(self) -> int:
@@ -56,12 +56,12 @@ class ServerFacts(Protocol):
         ...
 
     def row_seconds(self, rows: int) -> float:
-        """Return how many seconds longer a trip of ``rows`` rows is than one with a row less; 0 if not known."""
+        """Return how many seconds longer a trip with ``rows`` rows takes than one with one row fewer; 0 if not known."""
         ...
 
     @property
     def round_trip(self) -> float:
-        """Seconds of a trip in which the server computes nothing, without the upload; 0 if not measured."""
+        """Seconds of a trip during which the server computes nothing, without the upload; 0 if not measured."""
         ...
 
 
@@ -82,11 +82,12 @@ class _Work(NamedTuple):
 
 
 def device_parts(parts: str | Path) -> tuple[Path, Path]:
-    """Return the files of the input layers and of the head, from the beginning of their paths: ``parts/NAME`` for
-    ``parts/NAME.input.gguf``.
+    """Return the files of the input layers and of the head, given the common beginning of their paths.
+
+    For example, ``parts/NAME`` stands for ``parts/NAME.input.gguf`` and ``parts/NAME.head.gguf``.
 
     Raises:
-        ConfigError: one of them is missing; the text says what is at the path instead.
+        ConfigError: one of them is missing; the message says what is at the path instead.
     """
     start = Path(parts).expanduser()
     files = start.with_name(f"{start.name}.input.gguf"), start.with_name(f"{start.name}.head.gguf")
@@ -97,7 +98,7 @@ def device_parts(parts: str | Path) -> tuple[Path, Path]:
 
 
 def _hint(start: Path) -> str:
-    """Return what a path is if it isn't the beginning of parts, or "" if nothing is there."""
+    """Return a hint that says what is at a path that isn't the beginning of parts, or "" if nothing is there."""
     if start.is_dir():
         names = sorted(file.name.removesuffix(".input.gguf") for file in start.glob("*.input.gguf"))
         return f"; {start} is a folder, with the parts {', '.join(str(start / name) for name in names) or 'of no model'}"
@@ -120,8 +121,8 @@ class SplitEngine:
         link: makes the link to the servers.
         options: ``context_tokens``, ``max_sequences``, ``threads``, ``ring_tokens`` and ``exact`` have an effect; the others must be the
             defaults.
-        propose: proposes drafts from only the tokens, if there is no draft layer.
-        drafts: the draft layer to draft with; "auto" for the one for this model in the package or in the user's cache folder, if there is
+        propose: proposes drafts from the tokens alone; used only if there is no draft layer.
+        drafts: how to draft with a draft layer; "auto" uses this model's layer from the package or the user's cache folder, if there is
             one; None for no draft layer.
 
     Raises:
@@ -228,7 +229,7 @@ class SplitEngine:
 
     @property
     def input_costs(self) -> RowCosts | None:
-        """Seconds of the input layers by rows, or None if not measured yet."""
+        """Seconds that the input layers take, by number of rows, or None if not measured yet."""
         return self._input.costs
 
     def submit(self, request: GenerationRequest, wake: Callable[[], None], owner: AnswerOwner | None = None) -> Generation:
@@ -283,7 +284,7 @@ class SplitEngine:
         self._put(Consumer(wake))
 
     def notify(self) -> None:
-        """Make the thread look again, because something changed."""
+        """Make the thread check its work again, because something changed."""
         self._inbox.put(None)
 
     def interrupt(self, work: object) -> None:
@@ -320,9 +321,9 @@ class SplitEngine:
         self._end()
 
     def _round(self) -> None:
-        """Accept what arrived, or sleep until something does; then compute one chunk for each answer that needs one.
+        """Accept new work, or sleep until some arrives; then compute one chunk for each answer that needs one.
 
-        Before it sleeps, it drafts along the verdicts that are out, one step at a time.
+        Before it sleeps, the thread drafts along the verdicts that are still out, one step at a time.
         """
         is_idle = all(answer.computing is None for answer in self._running.values())
         if is_idle and self._inbox.empty() and self._predraft():

@@ -1,10 +1,10 @@
 """The computing parts of a split model (HAT, section 3.1): input layers, middle layers and head. Each belongs to one thread.
 
-The device runs ``InputPart`` and ``HeadPart``, the server ``MiddlePart``. What goes from one to the next are states, one row of floats per
-token. With the same llama.cpp and the same kernels on both sides and 32-bit states, the head's logits are the whole model's, bit for bit.
+The device runs ``InputPart`` and ``HeadPart``, the server ``MiddlePart``. They pass states to each other, one row of floats per token. With
+the same llama.cpp and the same kernels on both sides and 32-bit states, the head gives the logits of the whole model, bit for bit.
 
 llama.cpp has different kernels for one row and for several, which add up in a different order. In exact mode no row is ever computed alone,
-and no batch is larger than those that give the same bits (``batch_invariance``): a state doesn't depend on how many rows were computed with
+and no batch is so large that it would give other bits (``batch_invariance``). So a state doesn't depend on how many rows were computed with
 it.
 """
 
@@ -52,19 +52,19 @@ class LayerPart:
 
     Args:
         path: the part's file; ``streamco split`` writes it.
-        cells: positions of each sequence.
+        cells: number of positions of each sequence.
         sequences: number of sequences, with ids from 0.
         threads: number of threads that compute.
         repack: see ``LayerModel``; for bit-identical results, all parts and the whole model need the same value.
-        exact: a state has the same bits whatever rows are computed with it. A single row takes as long as two, and no two sequences share
-            a decode.
+        exact: give a state the same bits whatever rows are computed with it. A single row then takes as long as two, and no two sequences
+            share a decode.
 
     Attributes:
         info: what the file says about itself.
         piece: maximum number of rows of one sequence that one decode computes.
 
     Raises:
-        ConfigError: the file is another part.
+        ConfigError: the file is a different part of a model.
         EngineError: the file isn't a part of a model, or llama.cpp can't load it.
     """
 
@@ -134,15 +134,14 @@ class LayerPart:
     def run_batch(self, runs: Sequence[StateRun]) -> list[NDArray[np.float32]]:
         """Compute rows of several sequences together and return the states after the last layer, an array for each run.
 
-        That is one decode; in exact mode each sequence has its own decodes.
-
-        Before that, each sequence forgets its positions from the run's first one on.
+        This takes one decode; in exact mode, each sequence has its own decodes. Before that, each sequence forgets its positions from the
+        first one of its run on.
 
         Args:
             runs: at most one for each sequence; together at most ``batch_rows`` rows.
 
         Raises:
-            EngineError: the rows don't fit, or llama.cpp could not compute them; the sequences' contents are unknown then.
+            EngineError: the rows don't fit, or llama.cpp could not compute them. The contents of the sequences are then unknown.
         """
         for run in runs:
             if (end := run.position + len(run.states)) > self.cells:  # llama.cpp accepts them as long as other sequences leave room
@@ -163,12 +162,12 @@ class LayerPart:
 
     @property
     def batch_rows(self) -> int:
-        """Largest number of rows that one decode computes."""
+        """Maximum number of rows that one decode computes."""
         return self._context.rows - self._exact
 
     @property
     def cells(self) -> int:
-        """Positions of each sequence."""
+        """Number of positions of each sequence."""
         return self._context.cells - self._exact
 
     @property
@@ -224,7 +223,7 @@ class InputPart(LayerPart):
 
     @property
     def costs(self) -> RowCosts | None:
-        """Seconds by rows, a line through moving averages of what was run, or None if never more than one row was run."""
+        """Seconds by number of rows, as a line through moving averages of past runs; None if no run has had several rows yet."""
         if not self._further.is_measured:
             return None
         further = self._further.value
@@ -286,8 +285,8 @@ class HeadPart:
     def logits(self, state: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits, shape (vocabulary,), after one state of shape (width,).
 
-        Several rows in one decode cost more than one after another with most formats, and after the first rejected draft no other row is
-        needed.
+        With most formats, several rows in one decode cost more than decoding them one after another, and the rows after the first rejected
+        draft aren't needed.
 
         Raises:
             EngineError: llama.cpp could not compute them.

@@ -1,7 +1,7 @@
-"""The middle layers of a split model on their own thread, which turns a batch of rows of several sessions into states (HAT, 3.1).
+"""The middle layers of a split model on their own thread, which turns batches of rows from several sessions into states (HAT, 3.1).
 
-A batch is one llama.cpp decode. Sequences have their own cells, so no session's results depend on another's. Its thread calls back when
-a batch has ended. ``close`` stops the running decode.
+A batch is one llama.cpp decode. Sequences have their own cells, so no session's results depend on another session. The thread calls back
+when a batch has ended. ``close`` stops the running decode.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RowsBatch:
 
     Attributes:
         states: an array for each run; None if the batch has not ended, or it failed.
-        error: why it failed; the contents of its sequences are then unknown.
+        error: why the batch failed; the contents of its sequences are then unknown. None if it hasn't failed.
         seconds: time that it took, including imposed times.
     """
 
@@ -85,7 +85,7 @@ class LayerEngine(Protocol):
         ...
 
     def row_costs(self) -> Mapping[int, float]:
-        """Return how many seconds a batch takes, by number of rows, measured without load."""
+        """Return how many seconds a batch takes, by number of rows, if nothing else runs."""
         ...
 
     def ping(self, wake: Callable[[], None], /) -> None:
@@ -102,15 +102,15 @@ class MiddleEngine:
 
     Args:
         path: the part's file; ``streamco split`` writes it.
-        cells: positions of each sequence.
+        cells: number of positions of each sequence.
         sequences: number of sequences.
         threads: number of computing threads; None for a fair share of the cores.
-        pace: when the results of a batch may be shown, to behave like larger layers. None shows them at once.
-        row_costs: seconds by number of rows; None to measure them.
+        pace: decides when the results of a batch may be shown, to behave like larger layers; None to show them at once.
+        row_costs: seconds that a batch takes, by its number of rows; None to measure them.
         repack, exact: see ``LayerPart``.
 
     Raises:
-        ConfigError: the file is another part.
+        ConfigError: the file is a different part of a model.
         EngineError: the file isn't a part of a model, or llama.cpp can't load it.
     """
 
@@ -160,7 +160,7 @@ class MiddleEngine:
     def row_costs(self) -> Mapping[int, float]:
         """Return how many seconds a batch takes, by number of rows.
 
-        The first call measures that for some tenths of a second; no batch may be out.
+        The first call measures this, which takes a few tenths of a second; no other batch may be in progress meanwhile.
         """
         if not self._costs:
             step = None if self._pace is None else self._pace.step_time
@@ -193,7 +193,7 @@ class MiddleEngine:
             self._inbox.put(item)
 
     def _compute_ones(self, rows: int) -> float:
-        """Return the seconds that a batch of ones takes; afterwards sequence 0 is empty."""
+        """Return the seconds that a batch of ones takes in sequence 0, which loses its earlier contents."""
         import numpy as np
 
         ended = threading.Event()
@@ -245,7 +245,7 @@ class MiddleEngine:
         batch.on_end()
 
     def _end(self) -> None:
-        """End the batches that wait."""
+        """End the waiting batches."""
         with self._lock:
             self._closing.set()
         while not self._inbox.empty():

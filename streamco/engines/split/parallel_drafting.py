@@ -1,8 +1,8 @@
 """Decides whether a device continues drafting while a verdict is out (HAT, section 3.5). Belongs to the engine's thread.
 
-In the paper it always does, on a device whose processor is idle until the verdict comes. But a server on the same machine computes with
-that processor. The part of the wait that the link takes is idle in any case, so branches need a link that takes at least one draft step.
-And they must match verdicts now and then, because a device has other uses for its processor.
+In the paper, a device always does, because its processor is idle until the verdict comes. But a server on the same machine computes with
+that processor. It is idle only while data is on the link, so branches need a link that takes at least as long as one draft step. They must
+also match verdicts now and then, because a device has other uses for its processor.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class ParallelDrafting:
     """Decides how many branches begin at each position of a draft, for all answers of an engine.
 
     Args:
-        tokens: number of tokens at each position that begin branches, from 0; "auto" for three, in rounds in which that is worth it.
-        round_trip: returns the seconds of a wait for a verdict in which the server computes nothing; 0 if not measured.
+        tokens: number of tokens at each position that begin branches, from 0; "auto" for three, in rounds where that is worth it.
+        round_trip: returns for how many seconds of a wait for a verdict the server computes nothing; 0 if not measured.
     """
 
     def __init__(self, tokens: int | Literal["auto"], round_trip: Callable[[], float]) -> None:

@@ -18,7 +18,7 @@ class SplitTraffic(Struct):
     Args:
         bytes_up, bytes_down: bytes of the frames.
         rows_up, rows_down: hidden states in them.
-        trips: times that states came back.
+        trips: number of times that states came back.
         servers: names of the servers that had a session, in order; a resumed session's server is not named again.
         states: format of one answer's states; None if none were sent, or for several answers.
     """
@@ -50,7 +50,7 @@ class BranchCounts(Struct):
 
     Args:
         begun: number of branches that were begun.
-        hits: verdicts after which one of them was the right one.
+        hits: number of verdicts that matched one of them.
         sent: how many of their drafts were sent as they were; the others were drafted again, from the verified states.
         sent_tokens, accepted: tokens of the drafts that were sent as they were, and how many of these were accepted.
     """
@@ -63,7 +63,7 @@ class BranchCounts(Struct):
 
 
 class LookupCounts(Struct):
-    """Tokens of drafts that were found in prompt or answer, and how many of them were accepted."""
+    """Counts of draft tokens that were found in the prompt or the answer, and how many of them were accepted."""
 
     drafted: int = 0
     accepted: int = 0
@@ -76,8 +76,8 @@ class SplitTally(Struct):
         counts: what its machine has sent; the event loop writes it.
         traffic: what its session has sent and received; the event loop writes it.
         drafted, accepted: tokens that were drafted, and how many of them the model chose itself; the engine's thread writes them.
-        lookups: tokens of drafts that were found in prompt or answer; the engine's thread writes it.
-        branches: what was drafted while verdicts were out; the engine's thread writes it.
+        lookups: counts of draft tokens that were found in the prompt or the answer; the engine's thread writes it.
+        branches: counts of branches drafted while verdicts were out; the engine's thread writes it.
     """
 
     counts: SplitCounts = field(default_factory=SplitCounts)

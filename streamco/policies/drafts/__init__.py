@@ -1,1 +1,1 @@
-"""Policies about drafts: how far a confidence can be trusted, which trees pay, and what a verifier accepts of them."""
+"""Policies for drafts: how far a confidence can be trusted, which trees pay, and which of their tokens a verifier accepts."""

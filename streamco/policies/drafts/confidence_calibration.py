@@ -1,11 +1,12 @@
 """Confidence calibration: how often a draft token of a certain confidence is accepted, learned from verdicts.
 
-The draft model's probability c of its token is not the probability that the token is accepted. A greedy verifier accepts every token that
-it would have chosen too, so tokens of low confidence are often right, and tokens of rather high confidence nearly always.
+The probability c that the draft model gives its token is not the probability that the token is accepted. A greedy verifier accepts every
+token that it would have chosen too, so tokens of low confidence are often right, and tokens of rather high confidence are nearly always
+right.
 
-Neither paper has this. Synera's forecast of the rejection (section 4.4, ``rejection.forecast_rejection``) has one acceptance rate alpha for
-all tokens and adjusts it by confidence. Here each range of confidences has its own rate. So the acceptance of every single token is
-known, and with it how long a draft is worthwhile (``window.Confident``).
+No paper has this calibration. Synera's rejection forecast (section 4.4, ``rejection.forecast_rejection``) has one acceptance rate alpha for
+all tokens and adjusts it by confidence. Here each range of confidences has its own rate. So the acceptance of every single token is known,
+which tells how long a draft is worth continuing (``window.Confident``).
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ __all__ = ["ConfidenceCalibration"]
 _EDGES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)  # between the ranges
 _CENTRES = (0.1, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.925, 0.97, 1.0)
 _PRIOR_TOKENS = 4.0  # weight of the prior in each range
-_MEMORY = 0.99  # weight of a token after the next one of its range
+_MEMORY = 0.99  # weight of a token once the next token in its range has come
 _MAX_ACCEPTANCE = 0.99  # upper limit of an estimate
 
 
 class ConfidenceCalibration:
-    """Acceptance rates by confidence; one for each pair of models.
+    """Learns acceptance rates by confidence. Each pair of models has its own object.
 
     Args:
         acceptance: alpha, the prior mean acceptance of draft tokens, 0..1.
-        mean_confidence: mean confidence of draft tokens, 0..1; None for the acceptance.
+        mean_confidence: mean confidence of draft tokens, 0..1. None means the same as ``acceptance``.
 
     Raises:
-        ConfigError: one of them is outside 0..1.
+        ConfigError: ``acceptance`` or ``mean_confidence`` is outside 0..1.
     """
 
     def __init__(self, acceptance: float, mean_confidence: float | None = None) -> None:
@@ -50,7 +51,7 @@ class ConfidenceCalibration:
         return min(_MAX_ACCEPTANCE, self._accepted[position] / self._tried[position])
 
     def record(self, confidence: float, *, is_accepted: bool) -> None:
-        """Record the verdict on one token after an accepted beginning of the draft."""
+        """Record the verdict on a token. All tokens before it in the draft must have been accepted."""
         position = bisect_right(_EDGES, confidence)
         self._tried[position] = self._tried[position] * _MEMORY + 1.0
         self._accepted[position] = self._accepted[position] * _MEMORY + is_accepted

@@ -1,7 +1,7 @@
-"""Drafts by prompt lookup: if the last tokens have occurred before, in the prompt or in the answer, what followed them is the draft.
+"""Drafts by prompt lookup: if the last tokens have occurred before in the prompt or the answer, the tokens after them become the draft.
 
 This is also known as prompt lookup decoding and as n-gram drafts (transformers' ``prompt_lookup_num_tokens``, vLLM's ``ngram``). A token
-costs no step of a draft model. The more tokens match, the likelier the next one is right.
+costs no step of a draft model. The more tokens match, the likelier the next token is right.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LEAST_CONFIDENCE, _MOST_CONFIDENCE = 0.2, 0.8
 
 
 class Match(NamedTuple):
-    """A token that followed earlier, and how many tokens before it were the same: 2 to 16."""
+    """The token after a match, and the match's length: how many tokens before it equal the last tokens, 2 to 16."""
 
     token: int
     length: int
@@ -31,14 +31,14 @@ class PromptLookup:
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
-        self._ends: dict[tuple[int, ...], list[int]] = {}  # places of each pair's second token, in their order
+        self._ends: dict[tuple[int, ...], list[int]] = {}  # positions of each pair's second token, ascending
 
     def __len__(self) -> int:
         """Return the number of tokens."""
         return len(self._tokens)
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Change the tokens to these: after the common beginning, the old ones are dropped and the new ones added."""
+        """Replace the stored tokens by ``tokens``. Only the part after their common beginning is dropped and added."""
         shared = common_prefix_length(self._tokens, tokens)
         while len(self._tokens) > shared:
             pair = tuple(self._tokens[-2:])
@@ -48,17 +48,19 @@ class PromptLookup:
         self.extend(tokens[shared:])
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Add the tokens that follow."""
+        """Append tokens to the stored ones."""
         for token in tokens:
             if self._tokens:
                 self._ends.setdefault((self._tokens[-1], token), []).append(len(self._tokens))
             self._tokens.append(token)
 
     def next_token(self, draft: Sequence[int] = ()) -> Match | None:
-        """Return what followed the longest match of the last tokens, the newest of the longest, or None if there is no match.
+        """Find the longest earlier match of the last tokens, and return the token after it. Returns None if there is no match.
+
+        If several matches are equally long, the newest is used.
 
         Args:
-            draft: tokens after those that were added. It may repeat itself.
+            draft: further tokens after the stored ones. A match may lie within it.
         """
         tokens = [*self._tokens, *draft]
         best = None
@@ -71,11 +73,12 @@ class PromptLookup:
         return best
 
     def continuation(self, most: int) -> tuple[Sequence[int], int]:
-        """Return what followed the longest match of the last tokens, the newest of the longest, and the match's length.
+        """Find the longest earlier match of the last tokens, and return the tokens after it and the match's length.
+
+        If several matches are equally long, the newest is used. Without a match, the result is ([], 0).
 
         Args:
-            most: maximum number of tokens. What followed may run into itself, as in a text that repeats. Without a match, the result is
-                empty, and 0.
+            most: number of tokens to return. If fewer tokens follow the match, they are repeated, as in a text that repeats itself.
         """
         best, longest = 0, 0
         for end in self._earlier_ends(self._tokens):
@@ -92,7 +95,7 @@ class PromptLookup:
         return found, longest
 
     def _earlier_ends(self, tokens: Sequence[int]) -> Iterator[int]:
-        """Yield the places at which the last two tokens occurred before, newest first."""
+        """Yield the positions at which the last two tokens occurred before, newest first."""
         last, pair = len(tokens) - 1, tuple(tokens[-2:])
         for end in range(last - 1, max(0, len(self._tokens) - 1), -1):  # in the draft
             if (tokens[end - 1], tokens[end]) == pair:
@@ -102,12 +105,12 @@ class PromptLookup:
 
 
 def match_confidence(length: int) -> float:
-    """Return how likely a token is right after a match of this many tokens, 0..1, as long as nothing has been learned."""
+    """Return the assumed probability that the token after a match of this length is right, 0..1, before anything has been learned."""
     return _LEAST_CONFIDENCE + (_MOST_CONFIDENCE - _LEAST_CONFIDENCE) * min(length, LONGEST_MATCH) / LONGEST_MATCH
 
 
 def _common_end(tokens: Sequence[int], end: int) -> int:
-    """Return how many tokens up to a place equal those up to the last one, at most ``LONGEST_MATCH``. Two are known to be equal."""
+    """Return how many tokens that end at ``end`` equal the last tokens, at most ``LONGEST_MATCH``. Two are known to be equal."""
     last, length = len(tokens) - 1, SHORTEST_MATCH
     while length < LONGEST_MATCH and length <= end and tokens[end - length] == tokens[last - length]:
         length += 1

@@ -1,10 +1,11 @@
-"""Verification of tree drafts: several tokens may be drafted for one position, and the verdict follows one path of them.
+"""Verification of tree drafts: several tokens may be drafted for one position, and the verdict follows one path through the tree.
 
 The tokens of a draft are its *nodes*, numbered from 1. Node 0 is the last token of the context. Each node has a parent with a lower number,
-so a draft is its tokens and their parents. If the parents are 0, 1, 2 ..., the draft is a *chain*. Nodes of one parent are *siblings*:
-different tokens for one position. The target has a row after node 0 and after each node, which sees only the nodes on the path to it.
+so a draft consists of its tokens and their parents. If the parents are 0, 1, 2 ..., the draft is a *chain*. Nodes with the same parent are
+*siblings*, which are different tokens for one position. The target has a row after node 0 and after each node. A row sees only the nodes on
+the path to it.
 
-A verdict names the last accepted node. The nodes on the path to it are accepted with it. For a chain this is the number of accepted tokens.
+A verdict names the last accepted node. The nodes on the path to it are accepted, too. For a chain this is the number of accepted tokens.
 
 - Greedy: the path continues to the node that is the target's likeliest token.
 - Sampled: the siblings are offered one after the other (recursive rejection sampling: SpecInfer, Miao et al., 2024, algorithm 2; Sequoia,
@@ -12,12 +13,12 @@ A verdict names the last accepted node. The nodes on the path to it are accepted
   normalised, for the next sibling. After the last one the correction is drawn from p.
 - Threshold: the path continues to the first sibling that the target finds good enough.
 
-The answer keeps the target's distribution whatever q is, if q is what x was drawn from, given the siblings before it. Each rejection leaves
-p as the distribution of what is still to come, by the same argument as for a chain. Two ways to draw siblings fit:
+The answer keeps the target's distribution for any q, as long as q is the distribution that x was drawn from, given the siblings before it.
+After each rejection, the token still has to come from the new p, by the same argument as for a chain. Two ways to draw siblings are valid:
 
 - Without replacement: q is the draft model's distribution without the earlier siblings, normalised.
 - The draft model's best other token, which isn't random: q is 1 at x. Then x is accepted with probability p(x), and the residual is p
-  without x. A sibling costs nothing in this way, because the draft model needs no additional step for it.
+  without x. Such a sibling costs nothing, because the draft model needs no additional step for it.
 """
 
 from __future__ import annotations
@@ -53,18 +54,18 @@ def verify_tree(
     *,
     rng: Random,
 ) -> Verdict:
-    """Return the verdict that ``rule`` gives on a tree; ``Verdict.accepted`` is the last accepted node.
+    """Return the verdict that ``rule`` gives on a tree. ``Verdict.accepted`` is the number of the last accepted node.
 
     Args:
         rule: how tokens are accepted.
         draft: tokens of the nodes, shape (nodes,).
-        parents: parent of each node, shape (nodes,); empty for a chain, on which ``acceptance.verify`` decides.
-        drafted_from: q of each node, given its earlier siblings, shape (nodes,); only ``SAMPLE`` reads it.
+        parents: parent of each node, shape (nodes,), or empty for a chain, on which ``acceptance.verify`` decides.
+        drafted_from: q of each node, given its earlier siblings, shape (nodes,). Only ``SAMPLE`` reads it.
         rows: the target's row after the context and after each node, shape (nodes + 1,).
-        rng: random source for ``SAMPLE``; the other rules draw nothing.
+        rng: random source for ``SAMPLE``. The other rules draw nothing.
 
     Raises:
-        ConfigError: the shapes don't fit, it isn't a tree, or a node can't have been drawn from its q.
+        ConfigError: the shapes don't fit, the parents don't form a tree, or a node can't have been drawn from its q.
     """
     if not parents:
         return verify(rule, draft, drafted_from, rows, rng)
@@ -96,9 +97,9 @@ def verify_tree_greedy(draft: Sequence[int], parents: Sequence[int], choices: Se
 def verify_tree_sampled(
     draft: Sequence[int], parents: Sequence[int], drafted_from: Sequence[Distribution], target: Sequence[Distribution], rng: Random
 ) -> Verdict:
-    """Accept a path so that the answer has the target's distribution; see ``verify_tree`` and the theory above.
+    """Accept a path so that the answer has the target's distribution; see ``verify_tree`` and the module's docstring.
 
-    With a chain it draws and decides like ``verify_sampled``. It is exact under the same conditions.
+    For a chain it draws and decides like ``verify_sampled``. The result is exact under the same conditions.
     """
     if len(drafted_from) != len(draft):
         raise ConfigError(f"tree: expected a distribution for each of {len(draft)} draft tokens, got {len(drafted_from)}")
@@ -117,22 +118,22 @@ def verify_tree_sampled(
 
 
 def _after_rejection(left: Distribution, offered_from: Distribution, token: int, node: int, rng: Random) -> Distribution | None:
-    """Return the distribution that is left after a node was rejected, or None if it is accepted."""
+    """Decide on one node. Returns None if it is accepted, otherwise the distribution that is left for its siblings."""
     wanted, offered = left.probability(token), offered_from.probability(token)
     if offered <= 0.0:
         raise ConfigError(f"tree: expected node {node} to be in its distribution, got id {token} with probability 0")
     # Accept x with probability min(1, p(x) / q(x)).
     if wanted >= offered or (wanted > 0.0 and rng.random() < wanted / offered):
         return None
-    return residual(left, offered_from, token)  # None, and so accepted, if the target can draw nothing else, apart from rounding
+    return residual(left, offered_from, token)  # None, which means accepted, if the target can draw nothing else apart from rounding
 
 
 def verify_tree_threshold(draft: Sequence[int], parents: Sequence[int], target: Sequence[Distribution], threshold: float) -> Verdict:
-    """Follow the first sibling that is at least ``threshold`` times as likely as the target's best; the correction is the best.
+    """Follow the first sibling that is at least ``threshold`` times as likely as the target's best token, which is also the correction.
 
     Args:
         draft, parents: as for ``verify_tree``.
-        target: p after the context and after each node, shape (nodes + 1,); an id that isn't listed counts as 0.
+        target: p after the context and after each node, shape (nodes + 1,). An id that isn't listed has probability 0.
         threshold: 0..1.
     """
     check_share("threshold", threshold)

@@ -1,9 +1,9 @@
-"""Siblings of a draft: other tokens for its positions, which the draft model knows without another step.
+"""Chooses siblings for a draft: other tokens for its positions, which the draft model knows without another step.
 
-A drafted chain is rejected at most at one position, and then the verdict gives the target's token there. If that token is in the tree as a
-sibling, it is accepted, and the verdict gives the token after it as well. So a sibling is worth one token, with the probability that the
-chain is rejected exactly there and the target chooses this token. It costs a row of the verification. ``choose_siblings`` weighs the two by
-the verifier's price list: rows are nearly free on a GPU, and on a CPU where they fill a step of the staircase.
+A drafted chain is rejected at one position at most, and then the verdict gives the target's token there. If that token is in the tree as a
+sibling, it is accepted, and the verdict also gives the token after it. So a sibling is worth one token, with the probability that the chain
+is rejected exactly there and the target chooses this token. It costs a row of the verification. ``choose_siblings`` weighs the two by the
+verifier's price list. Rows are nearly free on a GPU, and also on a CPU if they fill a stair of the row costs.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def choose_siblings(
     token_seconds: float,
     max_siblings: int,
 ) -> tuple[Sibling, ...]:
-    """Return the siblings that together have the highest gain, likeliest first, or none if no number of them has a gain.
+    """Return the siblings that together gain the most time, likeliest first, or none if they gain no time.
 
     Args:
-        forecast: rejection forecast of the draft.
-        draft: its ids, shape (window,).
-        candidates: the draft model's likeliest (id, probability) at each position of it, best first.
-        row_seconds: seconds that a verification takes, by number of rows: one for each token of the draft, one for each sibling, and one.
-        token_seconds: seconds that one more token is worth, which are the seconds that one takes at present.
+        forecast: the draft's rejection forecast.
+        draft: the draft's ids, shape (window,).
+        candidates: the draft model's likeliest tokens at each position of the draft as (id, probability), best first.
+        row_seconds: returns how many seconds a verification takes from its number of rows: the draft's tokens, the siblings, and one.
+        token_seconds: seconds that one more token is worth, which is how long a token takes at present.
         max_siblings: maximum number of siblings.
 
     Raises:

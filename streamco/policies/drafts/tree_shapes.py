@@ -1,4 +1,4 @@
-"""Shapes of drafts: the parents of a draft's tokens, its paths and its leaves. Without numpy, which engines must not load at import."""
+"""Shapes of drafts: the parents of a draft's tokens, its paths and its leaves. It doesn't import numpy, because engines must not."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["check_tree", "is_chain", "leaves", "longest_path", "path_to"]
 
 
 def is_chain(parents: Sequence[int]) -> bool:
-    """Return True if no two nodes have the same parent and each follows the one before it; an empty sequence stands for a chain."""
+    """Return True if each node's parent is the node before it. An empty sequence stands for a chain, too."""
     return all(parent == number for number, parent in enumerate(parents))
 
 
 def path_to(parents: Sequence[int], node: int) -> tuple[int, ...]:
-    """Return the nodes on the path to ``node``, in order, including ``node``; empty for node 0. Without parents the draft is a chain."""
+    """Return the nodes on the path to ``node``, in order and with ``node`` itself, or () for node 0. Empty parents stand for a chain."""
     if not parents:
         return tuple(range(1, node + 1))
     path: list[int] = []
@@ -32,7 +32,7 @@ def leaves(parents: Sequence[int]) -> tuple[int, ...]:
 
 
 def longest_path(parents: Sequence[int]) -> tuple[int, ...]:
-    """Return the nodes of the longest path from the context (among equals, the first leaf's). Empty without nodes."""
+    """Return the nodes on the longest path from the context, or on the first of several equally long ones. Empty if there are no nodes."""
     return max((path_to(parents, leaf) for leaf in leaves(parents)), key=len, default=())
 
 
@@ -41,7 +41,7 @@ def check_tree(draft: Sequence[int], parents: Sequence[int]) -> None:
 
     Args:
         draft: tokens of the nodes.
-        parents: parent of each node; empty for a chain.
+        parents: parent of each node, or empty for a chain.
 
     Raises:
         ConfigError: the number of parents differs, a parent doesn't come before its child, or two siblings are the same token.

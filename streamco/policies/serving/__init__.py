@@ -1,1 +1,1 @@
-"""Decisions of a verifier and its clients: which server gets a request, and which requests share a batch."""
+"""Policies of verifiers and their clients: which server gets a request, and which requests share a batch."""

@@ -1,12 +1,12 @@
-"""Batch policies: which waiting requests of a verifier form its next batch (Synera 4.5, Algorithm 1; HAT 3.3 for prompt chunks).
+"""Batch policies: which waiting requests form a verifier's next batch (Synera 4.5, Algorithm 1; HAT 3.3 for prompt chunks).
 
-A verification is a partial prefill: the tokens that the device committed by itself, and the draft, are read after the cached ones. At most
-32 of its tokens take part in one batch, and the rows of its draft are all in the last of these chunks. A prefill and a verification are
-never in one batch, because tens of tokens would have to wait for thousands; only ``Mixed``, which limits the batch, puts them together.
+A verification is a partial prefill: the tokens that the device committed by itself and the draft are read after the cached tokens. A batch
+reads at most a chunk of 32 of these tokens, and all rows of the draft are in the last chunk. A prefill and a verification never share a
+batch, because tens of tokens would have to wait for thousands. Only ``Mixed``, which limits the size of a batch, puts them together.
 
 - ``StrictPrefill`` is Algorithm 1: nothing is verified while prompts wait. So one long prompt stalls every verdict.
-- ``Alternating``, the default, deviates for that reason. It reads prompts in steps that take little longer than a verification, and runs
-  verifications between these steps.
+- ``Alternating``, the default, avoids that. It reads prompts in steps that take little longer than a verification, and runs verifications
+  between these steps.
 - ``FirstCome`` keeps the order of arrival, as a baseline.
 - ``Mixed`` is for a split server, where prompt chunks and verifications share a batch up to a limit (HAT 2.1 and 3.3; Sarathi-Serve).
 
@@ -43,20 +43,20 @@ __all__ = [
     "raised_counter",
 ]
 
-CHUNK = 32  # maximum tokens that a verification reads in one batch (Synera 4.5)
+CHUNK = 32  # maximum number of tokens that a batch reads for a verification (Synera 4.5)
 
 Kind = Literal["prefill", "verify"]
 StepSeconds = Callable[[int, int], float]
-"""Returns how many seconds a batch takes, from the number of tokens that it reads and of cached tokens that they attend to."""
+"""Returns how many seconds a batch takes, from the number of tokens that it reads and the number of cached tokens they attend to."""
 
 
 class LinearStep(Struct, frozen=True, kw_only=True):
-    """Linear model of the seconds that a batch takes. Implements ``StepSeconds``.
+    """A linear model of how long a batch takes. Implements ``StepSeconds``.
 
     Args:
         setup: seconds that any batch takes to read the weights.
-        per_token: seconds per token that is read.
-        per_context: seconds per cached token of the sequences that take part.
+        per_token: seconds for each token that is read.
+        per_context: seconds for each cached token of the sequences in the batch.
     """
 
     setup: float
@@ -64,22 +64,22 @@ class LinearStep(Struct, frozen=True, kw_only=True):
     per_context: float = 0.0
 
     def __call__(self, tokens: int, context: int) -> float:
-        """Return how many seconds a batch of ``tokens`` after ``context`` cached tokens takes."""
+        """Return how many seconds a batch that reads ``tokens`` after ``context`` cached tokens takes."""
         return self.setup + self.per_token * tokens + self.per_context * context
 
 
 class Waiting(Struct, frozen=True, kw_only=True):
-    """The work for which one session is waiting.
+    """The work that one session is waiting for.
 
     Args:
         session: name of the session, which takes part in a batch at most once.
-        device: device of the session; fairness is among devices, not sessions.
-        kind: kind of its next part.
+        device: the session's device. Fairness is between devices, not between sessions.
+        kind: kind of the session's next part of work.
         tokens: number of tokens still to read.
-        verify_rows: number of the last tokens, which give a verdict's rows and are read in one batch; 0 for a prefill.
-        context: number of tokens in its cache.
-        since: time when it began to wait, seconds.
-        due: time from which its verdict is late, seconds; inf for a prefill.
+        verify_rows: how many of the last tokens give a verdict's rows and are read in one batch. 0 for a prefill.
+        context: number of tokens in the session's cache.
+        since: time in seconds when the session began to wait.
+        due: time in seconds after which the verdict is late, or inf for a prefill.
     """
 
     session: str
@@ -93,25 +93,25 @@ class Waiting(Struct, frozen=True, kw_only=True):
 
 
 class Portion(Struct, frozen=True):
-    """The number of a session's tokens that are read in a batch."""
+    """Says how many of a session's tokens are read in a batch."""
 
     session: str
     tokens: int
 
 
 class Batch(Struct, frozen=True):
-    """One forward pass of the engine. All its portions are of one ``kind``; a ``Mixed`` batch with a verification counts as one."""
+    """One forward pass of the engine. All portions are of one ``kind``, but a ``Mixed`` batch with any verification has kind "verify"."""
 
     kind: Kind
     portions: tuple[Portion, ...]
 
 
 class BatchContext(Struct, frozen=True, kw_only=True):
-    """State on which a choice depends, besides the waiting requests.
+    """The state on which the choice of a batch depends, besides the waiting requests.
 
     Args:
-        now: time, seconds.
-        served: tokens that were read for each device; see ``fair_order``.
+        now: the current time in seconds.
+        served: number of tokens that were read for each device; see ``fair_order``.
         verified: number of verification batches since the last prefill.
         step: returns how many seconds a batch takes.
     """
@@ -123,7 +123,7 @@ class BatchContext(Struct, frozen=True, kw_only=True):
 
 
 class BatchPolicy(Protocol):
-    """Chooses batches, without keeping state."""
+    """The interface of a batch policy, which chooses batches without keeping state."""
 
     @property
     def batch_tokens(self) -> int:
@@ -131,12 +131,12 @@ class BatchPolicy(Protocol):
         ...
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
-        """Return the next batch from ``waiting``, which is in the order of arrival; None only if nothing waits, or if it ``MayWait``."""
+        """Choose the next batch from ``waiting``, in order of arrival. Returns None only if nothing waits or the policy ``MayWait``."""
         ...
 
 
 class StrictPrefill(Struct, frozen=True, kw_only=True):
-    """Algorithm 1: all waiting prefills in one batch; if there are none, all waiting verifications.
+    """Algorithm 1: all waiting prefills in one batch or, if there are none, all waiting verifications.
 
     Args:
         batch_tokens: maximum number of tokens that an engine reads at once.
@@ -148,7 +148,7 @@ class StrictPrefill(Struct, frozen=True, kw_only=True):
         check_tokens(self.batch_tokens)
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
-        """Return all prefills, or if there are none all verifications, which starve while new prompts keep coming."""
+        """Choose all prefills or, if there are none, all verifications. These starve while new prompts keep coming."""
         prefills, verifications = _split(waiting)
         if prefills:
             return _prefill(fair_order(prefills, state.served), self.batch_tokens)
@@ -156,16 +156,16 @@ class StrictPrefill(Struct, frozen=True, kw_only=True):
 
 
 class Alternating(Struct, frozen=True, kw_only=True):
-    """Prefill steps and batches of verifications, taking turns.
+    """Lets prefill steps and batches of verifications take turns.
 
-    A prefill goes first if the waiting verifications will still be in time. Otherwise verifications go first, but at most ``turns``
-    batches of them in a row. Two prefills never run in a row while a verification waits. So no request starves.
+    A prefill goes first if the waiting verifications will still be in time. Otherwise verifications go first, but for at most ``turns``
+    batches in a row. Two prefills never run in a row while a verification waits. So no request starves.
 
     Args:
         batch_tokens: maximum number of tokens that an engine reads at once.
-        turns: batches of verifications before a waiting prefill gets its step, 1 or more.
-        stretch: a batch takes at most this many times as long as one of 32 tokens, 1 or more. If the time grows with the tokens, as on a
-            CPU, the first request should not wait for the last one.
+        turns: number of verification batches before a waiting prefill gets its step, 1 or more.
+        stretch: a batch takes at most this many times as long as a batch of 32 tokens, 1 or more. If the time grows with the tokens, as on
+            a CPU, the first request should not wait for the last one.
     """
 
     batch_tokens: int = 512
@@ -178,7 +178,7 @@ class Alternating(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"alternating: expected turns >= 1 and stretch >= 1, got {self.turns} and {self.stretch}")
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
-        """Return a batch of prefills or of verifications, by the rule above."""
+        """Choose a batch of prefills or of verifications by the rule above."""
         prefills, verifications = _split(waiting)
         free_tokens = self.free_tokens(state.step, max((work.context for work in verifications), default=0))
         verify = _verify(fair_order(verifications, state.served), free_tokens)
@@ -208,7 +208,7 @@ class Alternating(Struct, frozen=True, kw_only=True):
 
 
 class FirstCome(Struct, frozen=True, kw_only=True):
-    """Batches in the order of arrival: the first request, and those after it up to the first of the other kind.
+    """Batches requests in the order of arrival: the first request, and all after it up to the first request of the other kind.
 
     Args:
         batch_tokens: maximum number of tokens that an engine reads at once.
@@ -220,7 +220,7 @@ class FirstCome(Struct, frozen=True, kw_only=True):
         check_tokens(self.batch_tokens)
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
-        """Return the first requests in the queue as a batch."""
+        """Choose the first requests in the queue."""
         if not waiting:
             return None
         kind = waiting[0].kind
@@ -229,14 +229,14 @@ class FirstCome(Struct, frozen=True, kw_only=True):
 
 
 class Mixed(Struct, frozen=True, kw_only=True):
-    """Verifications and prompt chunks in one batch of limited size (HAT 3.3; Sarathi-Serve, Agrawal et al., 2024).
+    """Puts verifications and prompt chunks into one batch of limited size (HAT 3.3; Sarathi-Serve, Agrawal et al., 2024).
 
-    Verifications go first, and prompts get the rows that are left. So a batch takes no longer than one of ``room`` rows, however long the
-    prompts are. A prompt that waits always gets ``prompt_room`` rows, so that verifications can't starve it.
+    Verifications go first, and prompts get the rows that are left. So a batch takes no longer than a batch of ``room`` rows, however long
+    the prompts are. ``prompt_room`` rows are always kept for waiting prompts, so that verifications can't starve them.
 
     Args:
         room: maximum number of rows in a batch (the token budget of Sarathi-Serve).
-        prompt_room: rows of ``room`` that are kept for prompts while one waits.
+        prompt_room: number of these rows that are kept for prompts while a prompt waits.
     """
 
     room: int = 256
@@ -252,7 +252,7 @@ class Mixed(Struct, frozen=True, kw_only=True):
         return self.room
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
-        """Return all verifications that fit, and prompt chunks in the remaining rows."""
+        """Choose all verifications that fit, and prompt chunks for the remaining rows."""
         prefills, verifications = _split(waiting)
         kept = min(self.prompt_room, sum(work.tokens for work in prefills))
         verify = _verify(fair_order(verifications, state.served), self.room - kept)
@@ -263,29 +263,29 @@ class Mixed(Struct, frozen=True, kw_only=True):
 
 
 def raised_counter(served: Mapping[str, float], present: Collection[str], device: str) -> float:
-    """Return a device's counter for ``fair_order`` when it has work, raised so that an absent device collects no credit.
+    """Return the counter for ``fair_order`` of a device that now has work. It is raised so that absent devices collect no credit.
 
-    A new device begins at the highest counter present. If it began at the lowest, an endless stream of new devices would starve every
-    device that had been served once.
+    A new device begins at the highest counter of the devices present. If it began at the lowest, an endless stream of new devices would
+    starve every device that had been served once.
 
     Args:
-        served: tokens read for each device so far.
-        present: devices with work.
-        device: the device.
+        served: number of tokens read for each device so far.
+        present: the devices that have work.
+        device: the device whose counter is returned.
     """
     own = served.get(device, 0.0)
     return own if device in present else max([own, *(served[each] for each in present)])
 
 
 def fair_order(waiting: Iterable[Waiting], served: Mapping[str, float]) -> list[Waiting]:
-    """Return the requests in fair order: always the device that was served least, its own requests in the order of arrival.
+    """Sort requests fairly: next is always the device that was served least, with its own requests in the order of arrival.
 
-    This is the virtual token counter of "Fairness in Serving Large Language Models" (Sheng et al., 2024): a device that sends much comes
+    This is the virtual token counter of "Fairness in Serving Large Language Models" (Sheng et al., 2024). A device that sends much comes
     later, and a device that sends little doesn't wait for devices that send much.
 
     Args:
         waiting: requests in the order of arrival.
-        served: tokens read for each device so far; the caller raises the counter of a device that was absent.
+        served: number of tokens read for each device so far. The caller raises the counter of a device that was absent.
     """
     by_device: dict[str, list[Waiting]] = {}
     for work in waiting:
@@ -311,7 +311,7 @@ def _split(waiting: Iterable[Waiting]) -> tuple[list[Waiting], list[Waiting]]:
 
 
 def _prefill(ordered: Sequence[Waiting], free_tokens: int) -> Batch:
-    """Return a batch of at most ``free_tokens`` prompt tokens, the first prompt first."""
+    """Return a batch of at most ``free_tokens`` prompt tokens, beginning with the first prompt."""
     portions = []
     for work in ordered:
         if free_tokens <= 0:
@@ -322,7 +322,7 @@ def _prefill(ordered: Sequence[Waiting], free_tokens: int) -> Batch:
 
 
 def _verify(ordered: Sequence[Waiting], free_tokens: int) -> Batch | None:
-    """Return a batch with a chunk of each verification that fits into ``free_tokens``."""
+    """Return a batch with a chunk of each verification, as far as they fit into ``free_tokens``."""
     portions = []
     for work in ordered:
         size = _chunk(work, free_tokens)
@@ -333,7 +333,7 @@ def _verify(ordered: Sequence[Waiting], free_tokens: int) -> Batch | None:
 
 
 def _chunk(work: Waiting, free_tokens: int) -> int:
-    """Return the number of tokens of a verification's next part, or 0 if its verdict's rows no longer fit."""
+    """Return how many tokens of a verification fit into a batch as its next part, or 0 if only verdict rows are left and don't fit."""
     if work.tokens <= min(CHUNK, free_tokens):
         return work.tokens
     return min(CHUNK, free_tokens, work.tokens - work.verify_rows)
@@ -344,10 +344,10 @@ def _seconds(batch: Batch, contexts: Mapping[str, int], step: StepSeconds) -> fl
 
 
 def check_tokens(tokens: int, field: str = "batch_tokens") -> None:
-    """Check that a limit on tokens leaves room for a chunk.
+    """Check that a limit on tokens is large enough for a chunk.
 
     Raises:
-        ConfigError: it doesn't; ``field`` is the name of the limit.
+        ConfigError: the limit is too small. The message names ``field``.
     """
     if tokens < CHUNK:
         raise ConfigError(f"{field}: expected at least {CHUNK}, got {tokens}")
@@ -358,5 +358,5 @@ class MayWait(Protocol):
     """A batch policy that may choose no batch although requests are waiting."""
 
     def ready_at(self, waiting: Sequence[Waiting], state: BatchContext) -> float | None:
-        """Return when it will choose a batch even if no other request comes, seconds, perhaps in the past, or None if nothing waits."""
+        """Return the time in seconds, which may have passed, at which it stops waiting for more requests, or None if nothing waits."""
         ...

@@ -1,4 +1,4 @@
-"""Batches of requests of similar length (DSD section 5.3, LAB; as in Orca and Sarathi), live and in the simulator."""
+"""Batches requests of similar length (DSD section 5.3, LAB; as in Orca and Sarathi), live and in the simulator."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["LengthAware", "group_of_kind"]
 
 
 class LengthAware(Struct, frozen=True, kw_only=True):
-    """Batches the first request in the queue, the head, with others of its kind and similar length, so that little is padded (DSD 5.3,
-    LAB).
+    """Batches the first request in the queue, the head, with others of its kind and of similar length, so that little is padded.
 
     Args:
         tolerance: how much longer or shorter than the head another request may be, as a share of the head's length.
         requests: maximum number of requests in a batch.
-        batch_tokens: maximum number of tokens that an engine reads at once. Only the head's prompt is cut to it; other prompts go whole or
-            wait.
-        measure: how a length is measured, which the paper doesn't say. ``tokens`` counts the tokens to be read, to which a batch is padded;
+        batch_tokens: maximum number of tokens that an engine reads at once. Only the head's prompt is cut to this length. Other prompts are
+            read whole or wait.
+        measure: how a length is measured, which the paper doesn't say. ``tokens`` counts the tokens to be read, to which a batch is padded.
             ``sequence`` adds the tokens in the cache.
-        is_fair: if True, devices take turns (``fair_order``), so that none waits for one that sends much; if False, the order of arrival.
+        is_fair: if True, devices take turns (``fair_order``), so that none waits for a device that sends much. If False, requests keep the
+            order of arrival.
     """
 
     tolerance: float = 0.25
@@ -39,7 +39,7 @@ class LengthAware(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"length-aware: expected tolerance >= 0 and requests >= 1, got {self.tolerance} and {self.requests}")
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
-        """Return the head and the requests of similar length, in order."""
+        """Choose the head and the requests of similar length, in order."""
         if not waiting:
             return None
         ordered = fair_order(waiting, state.served) if self.is_fair else waiting
@@ -54,7 +54,7 @@ class LengthAware(Struct, frozen=True, kw_only=True):
 
 
 def group_of_kind(alike: Sequence[Waiting], free_tokens: int, state: BatchContext) -> Batch | None:
-    """Return a batch of requests of one kind. Prompts are read whole, except the first one, which is cut to ``free_tokens``."""
+    """Return a batch of requests of one kind. Prompts are read whole, except the first, which is cut to ``free_tokens``."""
     if alike[0].kind == "verify":
         return FirstCome(batch_tokens=free_tokens).choose(alike, state)
     portions = [Portion(alike[0].session, min(alike[0].tokens, free_tokens))]

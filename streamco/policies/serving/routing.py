@@ -1,11 +1,11 @@
-"""Routing policies: to which server an incoming request goes (DSD section 3.4; compared in section 5.3, figures 7 and 8).
+"""Routing policies, which choose the server for an incoming request (DSD section 3.4; compared in section 5.3, figures 7 and 8).
 
 ``RandomChoice`` draws a server, ``RoundRobin`` takes them in turn, and ``ShortestQueue`` compares all servers. ``TwoChoices`` compares two.
 That is nearly as good as comparing all. If the known loads are old, it also keeps all requests from going to the same server ("The Power
-of Two Choices in Randomized Load Balancing", Mitzenmacher, 2001). ``InOrder`` takes the first server; the others are only used when it is
+of Two Choices in Randomized Load Balancing", Mitzenmacher, 2001). ``InOrder`` takes the first server, so the others are only used if it is
 unavailable.
 
-A client uses these policies to spread its answers over several verifiers, and the simulator to spread a fleet's requests.
+A client uses these policies to spread its answers over several verifiers, and the simulator uses them to spread a fleet's requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["ROUTING", "InOrder", "RandomChoice", "RoundRobin", "RoutingPolicy", 
 
 
 class RoutingPolicy(Protocol):
-    """A policy that chooses servers, one object for all requests of a system."""
+    """A policy that chooses servers. A system uses one object for all its requests."""
 
     @property
     def name(self) -> str:
@@ -29,11 +29,11 @@ class RoutingPolicy(Protocol):
         ...
 
     def choose(self, loads: Sequence[int], rng: Random) -> int:
-        """Return the index of the server.
+        """Return the index of the chosen server.
 
         Args:
-            loads: number of requests that each server has, for at least one server.
-            rng: random source of the choice.
+            loads: number of requests that each server has. There must be at least one server.
+            rng: random source for the choice.
         """
         ...
 
@@ -44,7 +44,7 @@ class InOrder:
     name = "in-order"
 
     def choose(self, loads: Sequence[int], rng: Random) -> int:
-        """Return the first server."""
+        """Return 0, the first server's index."""
         return 0
 
 
@@ -54,7 +54,7 @@ class RandomChoice:
     name = "random"
 
     def choose(self, loads: Sequence[int], rng: Random) -> int:
-        """Return a random server."""
+        """Return a random index."""
         return int(rng.random() * len(loads))
 
 
@@ -67,7 +67,7 @@ class RoundRobin:
         self._next = 0
 
     def choose(self, loads: Sequence[int], rng: Random) -> int:
-        """Return the server after the last chosen one."""
+        """Return the index after the last chosen one."""
         index = self._next % len(loads)
         self._next = index + 1
         return index
@@ -82,7 +82,7 @@ class ShortestQueue:
     name = "join-shortest-queue"
 
     def choose(self, loads: Sequence[int], rng: Random) -> int:
-        """Return one of the least loaded servers."""
+        """Return the index of one of the least loaded servers."""
         lowest = min(loads)
         index, equals = loads.index(lowest), loads.count(lowest)
         if equals > 1:
@@ -92,12 +92,12 @@ class ShortestQueue:
 
 
 class TwoChoices:
-    """Chooses the less loaded one of two random servers."""
+    """Chooses the less loaded of two random servers."""
 
     name = "power-of-two-choices"
 
     def choose(self, loads: Sequence[int], rng: Random) -> int:
-        """Return the less loaded of two servers, or the one drawn first if they are equal."""
+        """Return the index of the less loaded of two random servers, or of the one drawn first if they are equal."""
         servers = len(loads)
         if servers == 1:
             return 0
@@ -119,10 +119,10 @@ ROUTING: Mapping[str, Callable[[], RoutingPolicy]] = {kind.name: kind for kind i
 
 
 def routing_policy(name: str) -> RoutingPolicy:
-    """Return a new policy by its name; ``jsq`` is short for ``join-shortest-queue``.
+    """Create the policy with this name. ``jsq`` is short for ``join-shortest-queue``.
 
     Raises:
-        ConfigError: there is no policy of that name.
+        ConfigError: there is no policy with this name.
     """
     full = ShortestQueue.name if name == "jsq" else name
     if full not in ROUTING:

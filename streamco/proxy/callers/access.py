@@ -1,7 +1,7 @@
-"""Access control for the proxy's callers: whose key it is, which sides the answers may come from, and who is charged their cost.
+"""Access control for the proxy's callers: whose key a request has, which sides may answer it, and who is charged for it.
 
-If the callers' file can't be used, every request is refused with 503. The middleware checks key and rate before a body is read. The budget
-is reserved when the request is known, and settled when all work for its answer has ended, however it ended.
+If the callers' file can't be used, every request is refused with 503. The middleware checks key and rate before a body is read. A request's
+cost is reserved when its size is known, and settled when all work for its answer has ended, however it ended.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _CALLER: web.RequestKey[Caller] = getattr(web, "RequestKey", lambda name, _: nam
 
 
 class AnswerGrant(Struct, kw_only=True):
-    """One answer that may be made.
+    """The permission to make one answer.
 
     Args:
-        client: makes it.
+        client: makes the answer.
         request: the request, with the limits that were set for it.
         notes: sentences for its report.
         headers: additional headers of the response.
@@ -153,7 +153,7 @@ class CallerAccess:
     # Before a body is read
 
     async def check_key(self, request: web.Request) -> None:
-        """Find the caller of a request and count it against the rate; for the middleware.
+        """Find the caller of a request and count it against the rate. The middleware calls this.
 
         Raises:
             RequestError: 401 missing or wrong key; 403 the path has other callers' figures; 429 too many requests; 503 the file can't be
@@ -244,7 +244,7 @@ class CallerAccess:
     # Inside
 
     async def _find(self, request: web.Request) -> tuple[Caller, float] | None:
-        """Return a request's caller, and by how many seconds it is too early for the rate, for which only POST requests count."""
+        """Return a request's caller, and by how many seconds it is too early for the rate, which only limits POST requests."""
         for key_hash in filter(None, map(hash_key, given_keys(request))):
             if request.method == "POST":
                 admitted = await self._carried_out(self._accounts.admit, key_hash)

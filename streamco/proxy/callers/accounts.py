@@ -35,7 +35,7 @@ class CallerAccounts:
 
     Args:
         path: the file.
-        clock: Unix time.
+        clock: returns the Unix time.
         patience: seconds that one call may wait for another process.
     """
 
@@ -74,7 +74,7 @@ class CallerAccounts:
         await asyncio.shield(self._checking)
 
     async def aclose(self) -> None:
-        """Write the costs that aren't written yet, close the file and end the thread. Idempotent.
+        """Write the costs that haven't been written yet, close the file and end the thread. Idempotent.
 
         Raises:
             ConfigError: the costs can't be written; their reservations stay.
@@ -108,7 +108,7 @@ class CallerAccounts:
     async def settle(self, reservation: str, settled: SettledCost) -> None:
         """Replace a reservation with the real cost; see ``CallerStore.settle``.
 
-        If it fails, it is retried every second until it is written.
+        If this fails, it is retried every second until the cost is written.
         """
         await self._run_or_retry(self._store.settle, reservation, settled)
 
@@ -166,6 +166,6 @@ class CallerAccounts:
 
 
 def _take_exception(waiting: asyncio.Future[T]) -> None:
-    """Retrieve the exception of an abandoned call, so that it isn't logged: what the call was for has failed already."""
+    """Retrieve the exception of an abandoned call, so that it isn't logged. Whatever the call was for has failed already."""
     if not waiting.cancelled():
         waiting.exception()

@@ -14,7 +14,7 @@ class CallerMetrics:
     """The metrics of a proxy's callers.
 
     Args:
-        registry: where they are registered.
+        registry: registry that they are added to.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

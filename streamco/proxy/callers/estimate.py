@@ -2,7 +2,7 @@
 
 Prompts are estimated from above: a token has at least one byte of the prompt's text. Tools and other objects count as the text that a chat
 template may make of them: indented JSON, with everything escaped. Answers have a limit: the request's own, or one that is set for it.
-Fields whose cost nothing here bounds are refused. So the amounts spent and reserved together stay below the budget, with the exceptions
+Fields whose cost has no bound are refused. So the amounts spent and reserved together stay below the budget, with the exceptions
 listed in docs/proxy.md.
 """
 
@@ -37,8 +37,8 @@ _WITH_PREAMBLE = frozenset({"documents", "functions", "guided_json", "json_schem
 _TOOLS = (None, "function", "custom")
 _TIERS = (None, "auto", "default", "flex", "standard", "standard_only")  # "priority" costs twice as much
 
-# Fields of a request that cost no more than the tokens of their own text, of the prompt and of the answer. Not among them: fields
-# that call other models, sell searches or files, expand a template of their own, or limit an answer under another name.
+# Fields of a request that cost no more than the tokens of their own text, of the prompt and of the answer. Fields that call other
+# models, sell searches or files, expand a template of their own, or limit an answer under another name aren't among them.
 _BOUNDED_FIELDS = frozenset(
     {
         *("add_generation_prompt", "add_special_tokens", "cache_prompt", "chat_template_kwargs", "client_metadata"),
@@ -58,7 +58,7 @@ _MESSAGE_FIELDS = frozenset(
         *("refusal", "role", "tool_call_id", "tool_calls"),
     }
 )
-# Fields of parts, tools and calls. Not among them: ``cache_control``, because some gateways bill twice the price for it.
+# Fields of parts, tools and calls. ``cache_control`` isn't among them, because some gateways bill twice the price for it.
 _PART_FIELDS = frozenset({"type", "text", "refusal", "thinking", "signature", "image_url"})
 _IMAGE_FIELDS = frozenset({"url", "detail"})
 _TOOL_FIELDS = frozenset({"type", "function", "custom"})
@@ -66,7 +66,7 @@ _FUNCTION_FIELDS = frozenset({"name", "description", "parameters", "strict", "fo
 _CALL_FIELDS = frozenset({"id", "type", "index", "function", "custom", "extra_content"})
 _CALLED_FIELDS = frozenset({"name", "arguments", "input"})
 
-# Switches of chat templates. Not among them: arguments of the function that renders a template, such as ``chat_template`` itself.
+# Switches of chat templates. Arguments of the function that renders a template, such as ``chat_template`` itself, aren't among them.
 _SWITCHES = frozenset(
     {
         *("add_generation_prompt", "add_vision_id", "clear_thinking", "continue_final_message", "current_date", "date_string"),
@@ -131,7 +131,7 @@ def charge(parts: Iterable[EndpointReport], size: RequestSize | None, prices: Ma
         parts: the endpoints' parts in the answer.
         size: the request's size, or None if it wasn't measured.
         prices: prices of the servers, by name.
-        reserved: the amount that was reserved for it.
+        reserved: the amount that was reserved for the answer.
     """
     total, is_known = 0, True
     for part in parts:
@@ -181,7 +181,7 @@ def _check_names(value: Any, known: frozenset[str], field: str) -> None:
     """Check that an object has only known fields. Other kinds of values pass.
 
     Raises:
-        RequestError: 400 it has others.
+        RequestError: 400 it has other fields.
     """
     if isinstance(value, Mapping):
         for name in sorted(value.keys() - known):
@@ -189,7 +189,7 @@ def _check_names(value: Any, known: frozenset[str], field: str) -> None:
 
 
 def _unbounded(field: str, expected: str) -> RequestError:
-    """Return the refusal of a field. ``expected`` names the contents of it that have a bounded cost."""
+    """Return the refusal of a field. ``expected`` says which contents of the field have a bounded cost."""
     text = f"expected {expected}, got more: a budget can't be kept, because what it costs is not known beforehand"
     return invalid(field, text, code="unsupported_parameter")
 

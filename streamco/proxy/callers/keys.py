@@ -1,4 +1,4 @@
-"""Callers' keys: random, shown only once when they are made, and stored only as SHA-256 hashes.
+"""Callers' keys. They are random, shown only once when they are made, and stored only as SHA-256 hashes.
 
 A key has 256 random bits, which nobody can guess, so neither a salt nor a slow hash is needed. The time of a look-up may reveal something
 about the hash, but the key can't be derived from that.
@@ -18,7 +18,7 @@ _KEY = re.compile(rf"{_PREFIX}[A-Za-z0-9_-]{{43}}")
 
 
 def make_key() -> tuple[str, bytes]:
-    """Return a new, unique key and the hash that is stored of it."""
+    """Return a new, unique key, and its hash to store."""
     key = _PREFIX + token_urlsafe(_BYTES)
     return key, _hash(key)
 

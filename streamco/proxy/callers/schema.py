@@ -138,7 +138,7 @@ def is_busy(error: Exception) -> bool:
 
 
 def _code_of(error: Exception) -> int:
-    """Return an error's primary code, or 0 if it has none, like errors of Python's sqlite3 module itself."""
+    """Return an error's primary code, or 0 if it has none, as with errors that Python's sqlite3 module raises itself."""
     code: int = getattr(error, "sqlite_errorcode", 0)
     return code & 0xFF
 

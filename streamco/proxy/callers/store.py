@@ -155,7 +155,7 @@ class CallerStore:
             )
 
     def change(self, caller: Caller) -> None:
-        """Give the caller with this name these limits. Its bucket is full at first.
+        """Replace the limits of the caller with this name. Its bucket is full at first.
 
         Raises:
             ConfigError: there is no such caller.
@@ -300,7 +300,7 @@ class CallerStore:
             return self._needed(connection, name), _figures(connection, name, day_of(now))
 
     def history(self, name: str, now: float, days: int) -> list[DayFigures]:
-        """Return a caller's figures for the last days, the newest first. Days without a request are left out.
+        """Return a caller's figures for the last ``days`` days, newest first. Days without a request are left out.
 
         Raises:
             ConfigError: there is no caller with this name.

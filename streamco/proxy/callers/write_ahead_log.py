@@ -2,8 +2,8 @@
 
 SQLite replays any log at ``FILE-wal`` when it opens ``FILE``, even if it belongs to another file or a later state. After a process was
 killed, or a file was replaced while a process was using it, that would mix two files. So each transaction adds one to the file's version
-number (``PRAGMA user_version``, which starts at a random number). The number is on the first page, and hence in the log. The log belongs to
-a file if the file's own number is one of the log's, or the one before (SQLite's file format, sections 1.3 and 4.1).
+number (``PRAGMA user_version``, which starts at a random number). The number is on the first page, and so it is in the log, too. The log
+belongs to a file if the file's own number is one of the log's, or the one before (SQLite's file format, sections 1.3 and 4.1).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The page's routes: static files with fixed content types, and a check of the origin of every request that makes work.
+"""The page's routes: static files with fixed content types, and a check of the origin of every request that starts work.
 
 The page loads nothing from elsewhere, has no inline script or style, and shows all text as plain text. Its content security policy makes
 the browser enforce this. The files contain no secrets, so they need no key; the page sends the key that its user types with each API
@@ -42,7 +42,7 @@ class PageExtras(Struct, frozen=True):
 
     Attributes:
         prompts: prompts to click on in an empty conversation, and the client that answers each, or None for the proxy's client.
-        kill_server: kills the server, and returns when it runs again. With None there is no button and no path for it.
+        kill_server: kills the server, and returns when it is running again. With None there is no button and no path for it.
     """
 
     prompts: Mapping[str, Client | None] = {}
@@ -82,7 +82,7 @@ _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def add_page(app: web.Application, cors: tuple[str, ...], extras: PageExtras) -> None:
-    """Serve the page, and refuse requests that make work if a page from another origin sends them.
+    """Serve the page, and refuse requests that start work if a page from another origin sends them.
 
     Args:
         app: the proxy's application.

@@ -1,7 +1,7 @@
 """The access log: one line per request, with an id that the client gets, too.
 
-A line says what was requested and how it ended, and never contains a key, a query or a body, so neither prompts nor answers. If the server
-has several keys, the line also has the name of the request's key.
+A line says what was requested and how it ended. It never contains a key, a query or a body, so it shows no prompts or answers. If the
+server has several keys, the line also has the name of the request's key.
 """
 
 from __future__ import annotations

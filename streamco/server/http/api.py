@@ -18,7 +18,7 @@ __all__ = ["Api", "make_application"]
 
 
 class Api(Protocol):
-    """Handlers of OpenAI's paths."""
+    """The handlers of OpenAI's paths."""
 
     async def health(self, request: web.Request, /) -> web.StreamResponse:
         """Answer ``GET /health``: whether the server is alive, and how busy it is."""

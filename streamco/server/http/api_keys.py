@@ -50,7 +50,7 @@ class ApiKey(Struct, frozen=True):
 
 
 def check_keys(keys: Sequence[ApiKey]) -> None:
-    """Check that the keys are different and not too many.
+    """Check that the keys are different and that there aren't too many.
 
     Raises:
         ConfigError: two have the same name or key, or there are too many.
@@ -63,7 +63,7 @@ def check_keys(keys: Sequence[ApiKey]) -> None:
 
 
 def find_key(keys: Sequence[ApiKey], given: str) -> ApiKey | None:
-    """Return the key that was given, or None. The time this takes doesn't depend on how much of a key is right."""
+    """Return the key that was given, or None if it isn't one of these. The time taken doesn't depend on how much of a key is right."""
     found, token = None, given.encode("utf-8", "surrogateescape")
     for key in keys:
         if hmac.compare_digest(token, key.key.encode()):

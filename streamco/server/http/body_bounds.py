@@ -31,6 +31,6 @@ def _count(body: bytes) -> int:
 def _without_escapes(body: bytes) -> bytes:
     """Return the body without escaped backslashes and quotes, so that each remaining quote begins or ends a string.
 
-    A backslash is allowed only inside a string. A parser stops at any other, so what comes after it doesn't matter.
+    A backslash is allowed only inside a string. A parser stops at any other backslash, so the rest of the body doesn't matter.
     """
     return body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body

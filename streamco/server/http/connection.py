@@ -1,9 +1,9 @@
 """A connection of any of this package's servers. It keeps nothing of a refused request, and says little about it.
 
 Any program that can connect can send requests that aren't HTTP, without a key. In aiohttp's handler, each piece that is read after the
-first malformed one makes another error, with the piece and its quoted form. An error's traceback leads to frames that hold the error, the
-request and the part of its body that was read. Only the garbage collector frees such a cycle, and a process that only serves runs it
-seldom (``streamco.cli.serving``).
+first malformed one causes another error, which contains the piece and its quoted form. An error's traceback leads to frames that hold the
+error, the request and the part of its body that was read. Only the garbage collector frees such a cycle, and a process that only serves
+runs it seldom (``streamco.cli.serving``).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Connection(web.RequestHandler):
     async def finish_response(
         self, request: BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send a response to its end. This is also where aiohttp parses what the client sent after a refused upgrade."""
+        """Finish sending a response. This is also where aiohttp parses what the client sent after a refused upgrade."""
         self._look.reset()
         try:
             return await super().finish_response(request, resp, start_time)

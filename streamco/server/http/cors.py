@@ -27,7 +27,7 @@ EXPOSED = ", ".join(
 
 
 def check_origin(origin: str) -> None:
-    """Check an origin, which must be ``*`` or as browsers send it, like ``https://example.org`` or ``http://localhost:3000``.
+    """Check an origin, which must be ``*`` or have the form that browsers send, like ``https://example.org`` or ``http://localhost:3000``.
 
     Raises:
         ConfigError: it isn't an origin.

@@ -47,7 +47,7 @@ class EventStream:
 
     @property
     def has_begun(self) -> bool:
-        """True once the status line was sent."""
+        """True once the status line has been sent."""
         return self.response.prepared
 
     async def write(self, data: bytes) -> None:

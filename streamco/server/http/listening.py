@@ -19,7 +19,7 @@ _LINGER = 2.0  # seconds for which the rest of a refused body is read and droppe
 
 
 def _quotes_no_client(record: logging.LogRecord) -> bool:
-    """Return False for errors of malformed HTTP. The client gets them, and aiohttp quotes header lines in them, including keys.
+    """Return False for errors about malformed HTTP. The client gets them anyway, and aiohttp quotes header lines in them, including keys.
 
     The same goes for bodies that can't be unpacked, because aiohttp reads the rest of them after the answer.
     """

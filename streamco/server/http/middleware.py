@@ -84,7 +84,7 @@ def _refusal_of(request: web.Request, error: web.HTTPException) -> RequestError:
 
 
 def authorize(options: ListenOptions, *, deferred: frozenset[str] = frozenset(), key_check: KeyCheck | None = None) -> Middleware:
-    """Return a middleware that checks the key. Without a key, it answers only requests with a loopback name in their Host header.
+    """Return a middleware that checks the key. If the server has none, it answers only requests with a loopback name in their Host header.
 
     Web pages can make a browser send requests to a loopback port under the page's own host name (DNS rebinding). The Host header shows
     that name.
@@ -223,7 +223,7 @@ class RequestAdmission:
 
     @property
     def present(self) -> int:
-        """Number of requests that were admitted and aren't answered yet."""
+        """Number of requests that were admitted and haven't been answered yet."""
         return self._present
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The APIs' paths, and what to say if a base URL is off by ``/v1``: OpenAI's clients expect it there, Anthropic's add it themselves."""
+"""The APIs' paths, and the error if a base URL is off by ``/v1``: OpenAI's clients expect it there, but Anthropic's add it themselves."""
 
 from __future__ import annotations
 

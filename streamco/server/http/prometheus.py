@@ -19,7 +19,7 @@ PATH = "/metrics"
 
 
 class FigureMetric(Struct, frozen=True):
-    """The metric of one figure of a stats page.
+    """The Prometheus metric for one figure of a stats page.
 
     Args:
         figure: the figure's key on the stats page.

@@ -1,6 +1,6 @@
 """APIs that are translated to chat completions: OpenAI's Responses API and Anthropic's Messages API.
 
-The bodies are translated in ``wire``. This module has the paths, and makes errors name a field as the request does.
+The bodies are translated in ``wire``. This module has the paths, and makes sure that errors name a field as the request does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["TranslatedApis", "add_translated_apis", "naming_fields", "read_count
 
 
 class TranslatedApis(Protocol):
-    """Handlers of the translated APIs' paths."""
+    """The handlers of the translated APIs' paths."""
 
     async def responses(self, request: web.Request, /) -> web.StreamResponse:
         """Answer ``POST /v1/responses``."""

@@ -1,4 +1,4 @@
-"""Runs the scheduler's batches on the engine: which rows of which session go to which sequence, and the states that come back.
+"""Runs the scheduler's batches on the engine. It assigns each session a sequence of the engine, and reports the states that come back.
 
 Only one batch runs at a time. Every part says where its rows begin, and the engine forgets a sequence's rows from there on. So sequences
 need no other truncation.
@@ -68,7 +68,7 @@ class RowsRunner:
         self._is_closed = False
 
     def begin(self, command: RunBatch) -> None:
-        """Start to compute a batch."""
+        """Start computing a batch."""
         running = _RunningRows(self, command)
         wake = self._waker.bind(running)
         runs = []

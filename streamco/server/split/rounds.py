@@ -1,4 +1,4 @@
-"""A round of a split session that isn't answered yet: which of its rows are computed, and the states that come back."""
+"""A round of a split session that hasn't been answered yet, with the states that have been computed for it so far."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["PendingRound"]
 
 
 class PendingRound:
-    """One frame of rows that isn't answered yet.
+    """One frame of rows that hasn't been answered yet.
 
     Args:
         rows: the frame.
         turn: number of the round in its session, over all connections.
-        is_prompt: whether it is read like a prompt.
+        is_prompt: True if it is read like a prompt.
         arrived: time when it arrived.
     """
 
@@ -34,7 +34,7 @@ class PendingRound:
         self.is_refused = False
 
     def slice_of(self, start: int, end: int) -> NDArray[np.float32]:
-        """Return the states of its rows from position ``start`` to ``end``."""
+        """Return the states of the frame's rows from position ``start`` to ``end``."""
         first = self.rows.position
         return self.rows.states[max(0, start - first) : max(0, end - first)]
 

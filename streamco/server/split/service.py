@@ -1,4 +1,4 @@
-"""Middle layers over WebSockets: the path ``/v1/verify`` of ``streamco serve --middle`` (docs/split-protocol.md).
+"""Serves middle layers over WebSockets, at the path ``/v1/verify`` of ``streamco serve --middle`` (docs/split-protocol.md).
 
 The other paths are the same as every server's. The split server has no vocabulary, so it refuses requests for text.
 """
@@ -40,7 +40,7 @@ ROOM = 256
 """Default for the largest number of rows in a batch. Prompts get the rows that the verifications leave free."""
 
 _SMALLEST = CHUNK + 16  # smallest number of rows that a batch may be limited to
-_STRETCH = 2.5  # a batch takes at most so many times as long as the smallest, so that on a CPU verifications hardly wait for prompts
+_STRETCH = 2.5  # a batch takes at most this many times as long as the smallest, so that on a CPU verifications hardly wait for prompts
 
 
 class SplitService(FrameService[SplitServer]):
@@ -150,7 +150,7 @@ class SplitService(FrameService[SplitServer]):
 
 
 def default_room(costs: RowCosts, batch_rows: int) -> int:
-    """Return the largest number of rows for a batch: 256, or fewer if the engine has fewer or they take over 2.5 times as long as 48."""
+    """Return the most rows for a batch: 256, or fewer if the engine allows fewer or if they take over 2.5 times as long as 48 rows."""
     longest = _STRETCH * costs.seconds(_SMALLEST)
     return max((rows for rows in range(_SMALLEST, min(ROOM, batch_rows) + 1) if costs.seconds(rows) <= longest), default=_SMALLEST)
 
@@ -182,7 +182,7 @@ def make_split_app(engine: LayerEngine, options: ServeOptions | None = None, *, 
 async def serving_middle(engine: LayerEngine, options: ServeOptions | None = None, *, room: int | None = None) -> AsyncIterator[str]:
     """Serve inside this process, and yield the address, ``http://HOST:PORT``.
 
-    When the block is left, devices are told that the service ends. The engine stays open.
+    When the block is left, devices are told that the service is ending. The engine stays open.
 
     Raises:
         ConfigError: other machines can reach the host and there is no key.

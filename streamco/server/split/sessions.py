@@ -68,7 +68,7 @@ _MAX_NUMBER = (1 << 32) - 1
 
 
 class SplitConnection(Protocol):
-    """The interface of a device's connection for its sessions."""
+    """The interface that a device's connection has for its sessions."""
 
     server: SplitServer
     device: str
@@ -76,7 +76,7 @@ class SplitConnection(Protocol):
     owner: str | None  # name of its key, or None if the server has at most one key
 
     def flush(self) -> None:
-        """Queue the messages of the protocol's server end."""
+        """Queue the messages that ``server`` has to send."""
         ...
 
 
@@ -135,7 +135,7 @@ class SplitSessions(HostedSessions[_SplitSession, SplitConnection]):
     # What a connection calls
 
     def handle(self, connection: SplitConnection, frame: SplitClientFrame) -> None:
-        """Handle a frame that the connection's server end has accepted."""
+        """Handle a frame that the connection's ``server`` has accepted."""
         match frame:
             case SplitOpen():
                 self._open(connection, frame)
@@ -274,7 +274,7 @@ class SplitSessions(HostedSessions[_SplitSession, SplitConnection]):
         return done.found[0] if len(done.found) == 1 else np.concatenate(done.found)
 
     def _answer_refusal(self, session: _SplitSession, command: RefuseDraft) -> None:
-        """Refuse the first pending round; the server end refuses the rounds after it. All rounds up to the command's are over."""
+        """Refuse the first pending round. ``server`` refuses the rounds after it. All rounds up to the command's are over."""
         refused, session.reading = session.pending.popleft(), []
         while session.pending and session.pending[0].turn <= command.round:
             session.pending.popleft()

@@ -1,4 +1,4 @@
-"""Limits per source: connections at a time, and faults per minute. Without IO or a clock.
+"""Limits how many connections each source may have at a time, and how many faults per minute. It has no IO and no clock.
 
 A connection with a valid key in its header is counted under its address and that key. All others are counted only under their address: a
 peer can write anything into its ``Origin``, so it must not gain by using many different ones. Connections with an ``Origin`` get half of
@@ -39,8 +39,8 @@ class AddressLimits:
     Args:
         connections: maximum in total.
         peer_connections: maximum per address without a key, and per address and key.
-        faults_per_minute: maximum per address or key likewise; beyond it, new connections are refused until the oldest fault is a minute
-            old.
+        faults_per_minute: maximum per address without a key, and per address and key. Beyond it, new connections are refused until the
+            oldest fault is a minute old.
         has_keys: True if the server has keys, so that a quarter of all connections is reserved for peers with one in their header.
     """
 

@@ -60,11 +60,11 @@ class BatchRunner:
     Args:
         engine: holds the sequences; the caller closes it.
         waker: wakes the event loop.
-        now: clock of the scheduler, seconds.
+        now: clock of the scheduler, in seconds.
         look_up: returns the draft of a session; called when its part begins.
         emit: called on the loop, after ``begin`` has returned, when a batch has ended.
         owner_of: returns a session's owner, or None if it has no key. Only sessions with the same owner share cached prefixes.
-        context_tokens: size of one session's context; no token follows after it.
+        context_tokens: size of one session's context. When it is full, no further token follows.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class BatchRunner:
         self._is_closed = False
 
     def begin(self, batch: RunBatch) -> None:
-        """Start to decode a batch and to verify its drafts."""
+        """Start decoding a batch and verifying its drafts."""
         running = _Running(self, batch, self._now())
         wake = self._waker.bind(running)
         self._parts = running.parts
@@ -133,7 +133,7 @@ class BatchRunner:
             self._emit(report)
 
     def now(self) -> float:
-        """Return the time on the scheduler's clock, seconds."""
+        """Return the time on the scheduler's clock, in seconds."""
         return self._now()
 
     def _begin(self, part: BatchPart, running: _Part, wake: Callable[[], None]) -> None:

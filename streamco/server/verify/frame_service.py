@@ -1,6 +1,6 @@
-"""A WebSocket path for devices, for any kind of frames: connections, keys, limits, keep-alive and shutdown (docs/verifier-protocol.md).
+"""Serves devices on a WebSocket path, for any kind of frames, with keys, limits, keep-alive and shutdown (docs/verifier-protocol.md).
 
-It is a path of the HTTP server, so they share a port, a certificate and a key. Each connection has two coroutines: the handler reads
+It is a path of the HTTP server, so both share a port, a certificate and a key. Each connection has two coroutines: the handler reads
 frames and passes them on, and the writer sends messages. The handler stops reading while the client doesn't read its answers.
 """
 
@@ -75,7 +75,7 @@ class SessionHost(Protocol):
         ...
 
     def handle(self, connection: Any, frame: Any, /) -> None:
-        """Handle a frame that the connection's server end has accepted."""
+        """Handle a frame that the connection's ``server`` has accepted."""
         ...
 
     def figures(self) -> dict[str, object]:
@@ -112,7 +112,7 @@ class FrameService(ABC, Generic[ServerT]):
         self.is_stopping = False
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Serve one connection of ``GET /v1/verify`` to its end.
+        """Serve one connection of ``GET /v1/verify`` until it ends.
 
         Raises:
             RequestError: 400 or 426 not a WebSocket of this protocol; 401 wrong key; 403 a foreign web page; 429 too many connections or
@@ -154,7 +154,7 @@ class FrameService(ABC, Generic[ServerT]):
         return web.json_response(self.figures())
 
     async def stop(self, _app: web.Application | None = None) -> None:
-        """Tell every device that the service ends."""
+        """Tell every device that the service is ending."""
         self.is_stopping = True
         for connection in list(self._connections):
             connection.stop()
@@ -173,7 +173,10 @@ class FrameService(ABC, Generic[ServerT]):
         """Return the server's end of the protocol for a new connection."""
 
     def is_authorised(self, token: str | None, request: web.Request) -> bool:
-        """Return True if a hello has a valid token, or none but a valid key was in the header. Sets ``KEY_NAME`` like the header check."""
+        """Return True if a hello has a valid token, or if it has none but a valid key was in the header.
+
+        Sets ``KEY_NAME`` like the header check.
+        """
         keys = self._listen.keys
         if not keys:
             return True
@@ -267,14 +270,14 @@ class DeviceConnection(Generic[ServerT]):
             await asyncio.gather(writer, return_exceptions=True)
 
     def flush(self) -> None:
-        """Queue the messages of the protocol's server end."""
+        """Queue the messages that ``server`` has to send."""
         messages = self.server.take_messages()
         self._unsent += messages
         self._unsent_bytes += sum(map(len, messages))
         self._has_messages.wake()
 
     def stop(self) -> None:
-        """Tell the client that the service ends."""
+        """Tell the client that the service is ending."""
         self.server.refuse(ShuttingDownError("server: is shutting down"))
         self.flush()
 

@@ -1,7 +1,7 @@
 """The base of every server's sessions: their connections, keys and resumes, the limits per address, and how they end.
 
-``SessionManager`` hosts sessions of tokens, and ``SplitSessions`` hosts sessions of hidden states. Both inherit from this, and add the
-frames that begin and answer a round, and the batches.
+``SessionManager`` hosts sessions of tokens, and ``SplitSessions`` hosts sessions of hidden states. Both inherit from ``HostedSessions``,
+and add the frames that begin and answer a round, and the batches.
 
 A session outlives its connection by ``resume_s``. A client that has its key may resume it, even if the old connection still seems alive.
 """
@@ -66,7 +66,7 @@ class _Refusing(Protocol):
 
 
 class SessionConnection(Protocol):
-    """The interface of a device's connection for its sessions."""
+    """The interface that a device's connection has for its sessions."""
 
     device: str
     peer: str  # its address
@@ -78,12 +78,12 @@ class SessionConnection(Protocol):
         ...
 
     def flush(self) -> None:
-        """Queue the messages of the protocol's server end."""
+        """Queue the messages that ``server`` has to send."""
         ...
 
 
 class SessionStats:
-    """Counters that every server has, from its start on; the session manager owns them.
+    """Counters that every server has. They count from the start of the server, and the session manager owns them.
 
     Attributes:
         opened: number of sessions opened.
@@ -185,7 +185,7 @@ class HostedSessions(MachineDriver[SchedulerEvent, SchedulerCommand], Generic[Se
     # Opening and resuming
 
     def _may_open(self, connection: ConnectionT, number: int) -> bool:
-        """Return True if the connection's address may have another session with its key; if not, refuse it."""
+        """Return True if the connection's address may have another session with its key. Otherwise refuse the session."""
         max_sessions = self._options.peer_sessions
         source = (connection.peer, connection.owner)
         if sum((session.peer, session.owner) == source for session in self._sessions.values()) < max_sessions:

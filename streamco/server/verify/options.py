@@ -13,9 +13,9 @@ from streamco.policies.serving.batching import CHUNK, Mixed
 __all__ = ["MIN_ROOM", "VerifyOptions", "VerifyPolicy"]
 
 VerifyPolicy = Literal["alternating", "strict", "length-aware", "mixed"]
-"""How ``streamco serve`` forms batches, in this order: prompts and verdicts take turns; prompts always come first (Synera's Algorithm 1);
-requests of about equal length go together (DSD section 5.3); prompts fill the rows that verdicts leave free (HAT section 3.3,
-Sarathi-Serve)."""
+"""How ``streamco serve`` forms batches. With ``alternating``, prompts and verdicts take turns; with ``strict``, prompts always come first
+(Synera's Algorithm 1); with ``length-aware``, requests of about equal length go together (DSD section 5.3); with ``mixed``, prompts fill
+the rows that verdicts leave free (HAT section 3.3, Sarathi-Serve)."""
 
 MIN_ROOM = CHUNK + Mixed().prompt_room  # rows for one verification, and those reserved for a prompt
 
@@ -23,7 +23,7 @@ _MIN_FRAME_BYTES = 1 << 15  # every peer accepts frames of this size
 
 
 class VerifyOptions(Options, frozen=True, kw_only=True):
-    """Settings of the verifier service, which the engine's capacity limits, too."""
+    """Settings of the verifier service. The engine's capacity limits it, too."""
 
     load: LoadLimits = LoadLimits()  # of the scheduler; each connection counts as one device
     policy: VerifyPolicy = "alternating"  # how prompts and verdicts take turns

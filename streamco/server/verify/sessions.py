@@ -53,7 +53,7 @@ _MAX_MICROSECONDS = (1 << 32) - 1
 
 
 class Connection(Protocol):
-    """The interface of a device's connection for its sessions."""
+    """The interface that a device's connection has for its sessions."""
 
     server: VerifyServer
     device: str
@@ -61,7 +61,7 @@ class Connection(Protocol):
     owner: str | None  # name of its key, or None if the server has at most one key
 
     def flush(self) -> None:
-        """Queue the messages of the protocol's server end."""
+        """Queue the messages that ``server`` has to send."""
         ...
 
 
@@ -110,7 +110,7 @@ class SessionManager(HostedSessions[_TokenSession, Connection]):
     # What a connection calls
 
     def handle(self, connection: Connection, frame: Open | Extend | Draft | Resume | Close) -> None:
-        """Handle a frame that the connection's server end has accepted."""
+        """Handle a frame that the connection's ``server`` has accepted."""
         match frame:
             case Open():
                 self._open(connection, frame)

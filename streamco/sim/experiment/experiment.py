@@ -1,8 +1,8 @@
 """Experiments: a YAML file, and the scenarios that it expands to (DSD section 3.1, its configuration parser).
 
-The file has the options for a kind of simulation, and lists which of them are varied. Every combination of varied options is a point. Each
-point is run with each of the seeds, which are the same at all points, so that points differ only in their settings. When the file is read,
-all options of all scenarios are checked, and all names in them are looked up. So a misspelt word can't end a sweep after hours.
+The file has the options for a kind of simulation, and says which of them vary. Each combination of their values is a point, and every point
+is run with the same seeds, so that points differ only in their settings. When the file is read, the options of all scenarios are checked
+and all names in them are looked up, so that a misspelt word can't end a sweep after hours.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class ExperimentFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Experiment:
-    """An experiment file that was read, checked and expanded.
+    """An experiment file that has been read, checked and expanded.
 
     Args:
         document: the file.
-        seed: first seed, or None for the file's.
+        seed: first seed, or None to use the seed in the file.
         is_quick: True for a first look, with one repeat, few requests and few values.
 
     Attributes:
@@ -62,7 +62,7 @@ class Experiment:
         columns: metrics of the table.
 
     Raises:
-        ConfigError: a setting doesn't fit, in any of the scenarios.
+        ConfigError: a setting of one of the scenarios is invalid.
     """
 
     def __init__(self, document: Document, *, seed: int | None = None, is_quick: bool = False) -> None:
@@ -93,7 +93,7 @@ class Experiment:
         return [dict(zip(self._names, (value.label for value in values), strict=True)) for values in self._combinations()]
 
     def describe(self, where: Mapping[str, Label] = MappingProxyType({})) -> str:
-        """Return a line about what is simulated. If a word differs between points, the line has all its values.
+        """Return a one-line description of what is simulated. Words that differ between points are listed side by side.
 
         Args:
             where: labels of the points to describe.
@@ -132,7 +132,7 @@ class Experiment:
         """Check the options of a scenario, and look up the names in them. If the sweep set an option, errors give its line in the sweep."""
 
         def where(location: Location, *, is_whole: bool = False) -> str:
-            """Return the line and path of a setting. If ``is_whole``, the sweep may have set a part of it."""
+            """Return the line and path of a setting. If ``is_whole``, the sweep may have set only a part of it."""
             for value in reversed(values):
                 for path, written in value.locations.items():
                     if location[: len(path)] == path or (is_whole and path[: len(location)] == location):
@@ -182,7 +182,7 @@ def read_experiment(path: Path, *, seed: int | None = None, is_quick: bool = Fal
     """Read, check and expand an experiment file.
 
     Raises:
-        ConfigError: the file can't be read, or a setting doesn't fit; the text has file, line and path.
+        ConfigError: the file can't be read, or a setting is invalid; the error text names the file, the line and the path.
     """
     return Experiment(read_document(path), seed=seed, is_quick=is_quick)
 
@@ -196,7 +196,7 @@ def merge(texts: Sequence[str]) -> str:
 
 
 def _alternatives(words: Sequence[str]) -> str:
-    """Return the words as one. A bracket or comma that all of them begin or end with appears once."""
+    """Return the alternatives joined by slashes. A bracket or comma that all of them begin or end with appears once."""
     if len(words) == 1:
         return words[0]
     begin = "(" if all(word.startswith("(") for word in words) else ""

@@ -1,4 +1,4 @@
-"""Metrics of a simulation: a row for each request, and figures over all requests, whose memory doesn't grow with their number.
+"""Metrics of a simulation: a row for each request, and figures over all requests, whose memory use doesn't grow with the run.
 
 Counts and sums are exact. Quantiles come from a histogram with bins one per cent wide (``Quantiles``), so they differ by at most half a
 per cent from the exact ones. Rows are kept only if the experiment asks for them.
@@ -70,7 +70,7 @@ class RequestRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
         accepted: drafted tokens that were accepted.
         rounds: number of verification rounds.
         windows: tokens of each draft, in order, with 0 for a part of the answer that came as a remote stream.
-        mode: how the answer was made, in the terms of the kind of simulation.
+        mode: how the answer was made. The words depend on the kind of simulation.
         failed: why it wasn't finished, or None if it was.
     """
 
@@ -120,7 +120,7 @@ class Quantiles:
         return self.total / self.count
 
     def quantile(self, share: float) -> float:
-        """Return the number that a ``share`` of all numbers don't exceed (nearest rank). There must be at least one."""
+        """Return the quantile at ``share``, by nearest rank. There must be at least one number."""
         rank = max(1, math.ceil(share * self.count))
         for index, count in enumerate(self._counts):
             rank -= count
@@ -148,7 +148,7 @@ class Sink:
         self._first, self._last = math.inf, -math.inf
 
     def __call__(self, row: RequestRow) -> None:
-        """Count a request that has ended. If it failed, its verified tokens count, and its times don't."""
+        """Count a request that has ended. If it failed, its verified tokens are counted, but its times aren't."""
         if self._keeps:
             self.rows.append(_round_times(row))
         self._first = min(self._first, row.arrival)
@@ -168,7 +168,7 @@ class Sink:
             self._tpot.add(row.tpot)
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of ``STANDARD``, without metrics that have no measurements."""
+        """Return the ``STANDARD`` metrics, except metrics without measurements."""
         span = max(0.0, self._last - self._first)
         found = {"completed": float(self._completed), "failed": float(self._failed), "span": span}
         if span > 0.0:

@@ -35,7 +35,7 @@ def convert_options(data: Any, kind: type[T], where: Callable[[Location], str]) 
     Args:
         data: the value of a YAML document.
         kind: a Struct. Structs inside it, including those in lists and unions, are checked, too.
-        where: returns the text for a location in ``data`` in an error.
+        where: returns the text by which an error names a location in ``data``.
 
     Raises:
         ConfigError: a key is unknown, a value doesn't fit, or a setting is missing.
@@ -54,7 +54,7 @@ def pick(got: object, known: Mapping[str, Any] | tuple[str, ...], instead: str |
     Args:
         got: the unknown value.
         known: the known values.
-        instead: text to show for the value, or None for the value itself.
+        instead: text to show instead of the value, or None to show the value.
     """
     near = get_close_matches(str(got), [str(name) for name in known], n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
@@ -80,7 +80,7 @@ def _unknown_keys(data: Any, hint: Any, location: Location) -> Iterator[tuple[Lo
 
 
 def _parts(hint: Any) -> Iterator[Any]:
-    """Yield a type hint, or the members of a union."""
+    """Yield the members of a union, or the type hint itself if it isn't a union."""
     if get_origin(hint) in {Union, types.UnionType}:
         for part in get_args(hint):
             yield from _parts(part)
@@ -114,7 +114,7 @@ def _explain(text: str, data: Any, kind: type[Struct], where: Callable[[Location
 
 
 def _hint_at(hint: Any, location: Location) -> Any:
-    """Return the type hint of a location, or ``Any`` if the types don't have it."""
+    """Return the type hint of a location, or ``Any`` if the types have no such location."""
     for name in location:
         if isinstance(name, int):
             hint = next((args[0] for one in _parts(hint) if get_origin(one) in {tuple, list} and (args := get_args(one))), Any)
@@ -135,7 +135,7 @@ def _value_at(data: Any, location: Location) -> Any:
 
 
 def _describe(hint: Any) -> str:
-    """Return a type in words."""
+    """Describe a type in words."""
     words = [word for part in _parts(hint) if part is not type(None) for word in _words(part)]
     return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else "".join(words) or "nothing"
 

@@ -26,8 +26,8 @@ class PlotOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     Args:
         x: the sweep along the x axis.
         y: the metric.
-        line: the sweep with a line for each value, or None for a single line.
-        panels: the sweep, or sweeps, with a panel for each value. Sweeps without another role get panels, too.
+        line: the sweep that gives a line for each value, or None for a single line.
+        panels: the sweep, or sweeps, that give a panel for each value. Sweeps without another role get panels, too.
         where: the chosen value of each sweep that isn't drawn.
         title: title of the plot, or None for the experiment's name.
     """
@@ -46,7 +46,7 @@ def read_plots(
     """Return the plots, with all their panels.
 
     Args:
-        document: the experiment file, for the lines of errors.
+        document: the experiment file, for line numbers in errors.
         given: the file's ``plot``, if it has one.
         axes: the varied settings.
         kind: the kind of simulation.
@@ -62,7 +62,7 @@ def read_plots(
 
 
 def _usual(axes: Sequence[Axis], kind: Kind) -> tuple[PlotOptions, ...]:
-    """Return the default plot: x is the numeric sweep with the most values, and the lines are the longest other sweep."""
+    """Return the default plot: the numeric sweep with the most values is on the x axis, and the longest other sweep gives the lines."""
     names = [axis.name for axis in sorted(axes, key=lambda axis: (-axis.is_numeric, -len(axis.values)))]
     if not 1 <= len(names) <= 3:
         return ()

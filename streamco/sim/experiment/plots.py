@@ -1,7 +1,7 @@
 """Plots of an experiment, readable without the paper: a question as the title, axes with units, and a caption about the simulation.
 
-Lines differ in colour and marker. The colours can also be distinguished by most colour-blind readers (Okabe and Ito). If one direction of a
-metric is better, the axis says which. An axis begins at 0, unless all values would be squeezed into its upper part.
+Lines differ in colour and marker, and most colour-blind readers can tell the colours apart (Okabe and Ito). If higher or lower values of a
+metric are better, the axis says which. An axis begins at 0, unless all values would be squeezed into its upper part.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _draw(experiment: Experiment, plot: PlotOptions, points: Sequence[Point], pa
 
 
 def _draw_panel(ax: Axes, plot: PlotOptions, axes: dict[str, Axis], points: Sequence[Point], factor: float, *, is_slanted: bool) -> None:
-    """Draw a line for each value. If x has names, draw a group of bars for each x instead."""
+    """Draw a line for each value of the ``line`` sweep. If the x values are names, draw a group of bars for each of them instead."""
     x = axes[plot.x]
     lines: list[Label | None] = [value.label for value in axes[plot.line].values] if plot.line is not None else [None]
     labels = [value.label for value in x.values]
@@ -121,7 +121,7 @@ def _draw_panel(ax: Axes, plot: PlotOptions, axes: dict[str, Axis], points: Sequ
 
 
 def _reach(spreads: Sequence[Spread], factor: float) -> list[list[float]] | None:
-    """Return how far the whiskers go down and up, or None if there are none."""
+    """Return how far the whiskers extend below and above the means, or None if there are no whiskers."""
     if all(spread.low == spread.high for spread in spreads):
         return None
     return [[(each.mean - each.low) * factor for each in spreads], [(each.high - each.mean) * factor for each in spreads]]

@@ -1,8 +1,8 @@
 """Stores finished scenarios on disk, as JSON lines that are only appended and never changed.
 
 A line's key is a digest of the scenario and the files that it names. The line also has a digest of the code that ran it. So a sweep that
-was interrupted, or that has more values than last time, continues where it stopped. Results of other code or other files don't count.
-If the machine lost power, the last line may be incomplete, and is cut off.
+was interrupted, or that has more values than last time, continues where it stopped. Results of other code or other files are ignored.
+If the machine loses power, the last line may be incomplete. It is then cut off.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class ResultStore:
     Args:
         path: path of the file, which is created with the first line.
         code: digest of the current code.
-        takes_any: True if results of other code count, too.
+        takes_any: True to use results of other code, too.
 
     Raises:
-        ConfigError: the file has other contents.
+        ConfigError: the file contains something else.
     """
 
     def __init__(self, path: Path, *, code: str, takes_any: bool = False) -> None:
@@ -72,7 +72,7 @@ class ResultStore:
         return msgspec.json.decode(self.read_json(key), type=Outcome)
 
     def read_json(self, key: str) -> bytes:
-        """Return the JSON of a stored outcome as it was added."""
+        """Return the JSON of a stored outcome, exactly as it was added."""
         begin, length = self._found[key]
         with self._path.open("rb") as file:
             file.seek(begin)

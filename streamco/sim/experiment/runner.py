@@ -1,7 +1,8 @@
 """Runs scenarios in this process, on all cores, or on a Dask cluster.
 
-Each outcome is moved from memory to the result store as soon as it arrives. Only a few more scenarios than there are slots are handed out
-at a time, so that thousands of them wait here and not in the executor's queues. Metrics don't depend on where and when a scenario runs.
+Each outcome goes to the result store as soon as it arrives, and isn't kept in memory. Only a few more scenarios than there are slots are
+handed out at a time, so that thousands of them wait here and not in the executor's queues. Metrics don't depend on where or when a scenario
+runs.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ END_WITHIN = 5.0  # maximum seconds to wait for terminated processes
 def run_sweep(
     scenarios: Sequence[Scenario], store: ResultStore, *, jobs: int, dask: str | None = None, progress: Callable[[int, int], None]
 ) -> None:
-    """Run the scenarios that the store doesn't have.
+    """Run the scenarios whose outcomes aren't in the store yet.
 
     Args:
         scenarios: all scenarios of the sweep.
         store: gets the outcomes.
         jobs: number of processes, or 1 to use only this process.
-        dask: address of the scheduler of a cluster that runs them instead, or None for no cluster.
+        dask: address of the scheduler of a Dask cluster that runs them instead, or None to run them here.
         progress: called with the number of finished scenarios and the number of all scenarios.
 
     Raises:
-        StreamcoError: a scenario can't be run, or a process died. The store has the outcomes that were finished before.
+        StreamcoError: a scenario can't be run, or a process died. Outcomes that were finished before that are in the store.
     """
     named = {name_of(scenario): scenario for scenario in scenarios}  # equal scenarios are run once
     left = {name: scenario for name, scenario in named.items() if name not in store}
@@ -63,7 +64,7 @@ def run_sweep(
 
 
 def _outcomes(left: dict[str, Scenario], *, jobs: int, dask: str | None) -> Generator[tuple[str, bytes]]:
-    """Yield (key, outcome as JSON) in the order of finishing."""
+    """Yield (key, outcome as JSON) of each scenario as it finishes."""
     if not left:
         return
     if dask is None and min(jobs, len(left)) == 1:
@@ -116,7 +117,7 @@ def _check_processes(executor: Executor) -> None:
 
 
 def _run(scenario: Scenario) -> bytes:
-    """Return the outcome as JSON; errors name their point."""
+    """Run a scenario and return its outcome as JSON. Errors name the scenario's point."""
     where = ", ".join([*(f"{name} {value}" for name, value in scenario.point.items()), f"seed {scenario.seed}"])
     try:
         return msgspec.json.encode(run_scenario(scenario))
@@ -152,8 +153,8 @@ def _processes(jobs: int) -> Iterator[tuple[Executor, int, list[int]]]:
 def _end_workers(executor: ProcessPoolExecutor, workers: Iterable[BaseProcess]) -> None:
     """Terminate the workers, because their results aren't needed.
 
-    If a worker is in the middle of a message, the pool waits for the rest as long as any process could write it. As this process also holds
-    the writing end, it closes that.
+    If a worker is in the middle of a message, the pool waits for the rest as long as any process could write it. This process also holds
+    the writing end of the pipe, so it closes it.
     """
     for process in workers:
         process.terminate()
@@ -164,7 +165,7 @@ def _end_workers(executor: ProcessPoolExecutor, workers: Iterable[BaseProcess]) 
 
 @contextmanager
 def _catching_ctrl_c() -> Iterator[list[int]]:
-    """Record Ctrl-C in the yielded list, and raise it at the end, because a pool breaks if the exception is raised in its code."""
+    """Record Ctrl-C in the yielded list, and raise it only at the end, because a pool breaks if it is raised inside the pool's code."""
     pressed: list[int] = []
     if current_thread() is not main_thread() or signal.getsignal(signal.SIGINT) in {signal.SIG_IGN, None}:
         yield pressed
@@ -192,7 +193,7 @@ def _masking_ctrl_c() -> Iterator[None]:
 
 
 def _begin_worker() -> None:
-    """Ignore Ctrl-C in a worker, because the parent ends its workers, and would think that one that ended by itself had crashed."""
+    """Ignore Ctrl-C in a worker, because the parent ends its workers, and would think that a worker that ended by itself had crashed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -42,7 +42,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
         requests: True if the outcome includes rows of single requests.
         world, workload, policy: the kind's options as in the file, with the sweep's values.
         point: labels of the sweep's values for this scenario, by the setting's path or the name of the cases.
-        folder: folder that relative paths are relative to.
+        folder: folder in which relative paths start.
     """
 
     kind: str
@@ -62,7 +62,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Digest of the content, which is equal for equal runs, whatever the file's folder and the names of its cases."""
+        """Digest of the content. Equal runs have equal digests, whatever the file's folder or the names of its cases."""
         content = (self.kind, self.seed, self.requests, self.settings)
         return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()[:32]
 
@@ -75,7 +75,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     """The outcome of a scenario.
 
     Args:
-        system: metrics over all requests, by name, without metrics that have no measurements.
+        system: metrics over all requests, by name. Metrics without measurements are left out.
         requests: rows in the order of their numbers, if the scenario asks for them.
     """
 
@@ -84,11 +84,11 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 
 class Named(NamedTuple):
-    """A thing that options name: a file, hardware, a packaged table.
+    """Something that an option refers to by name, such as a file, hardware or a packaged table.
 
     Args:
-        location: location of the setting that names it.
-        name: its name; equal names mean the same thing.
+        location: location of the setting with the name.
+        name: the name. Equal names mean the same file, hardware or table.
         find: looks it up, and raises ``ConfigError`` if it is missing or can't be used.
     """
 
@@ -102,25 +102,25 @@ class Kind(Protocol):
 
     @property
     def options(self) -> type[Struct]:
-        """The options' Struct type. Its fields are ``world``, ``workload`` and ``policy``, all Structs that forbid unknown fields."""
+        """The Struct type of the options. Its fields are ``world``, ``workload`` and ``policy``, all Structs that forbid unknown fields."""
         ...
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
-        """The metrics that ``run`` returns besides ``STANDARD``, with their texts. It may also rename standard metrics."""
+        """The metrics that ``run`` returns besides ``STANDARD``, with their texts. The mapping may also rename standard metrics."""
         ...
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The metrics in the table, the most important first, which is also a plot's default metric."""
+        """The metrics in the table, with the most important one first, which is also what a plot shows by default."""
         ...
 
     def describe(self, options: Any) -> str:
-        """Return a line that says, without the file, what was simulated, and how much of it."""
+        """Return a line that says what was simulated, and how much, to someone who doesn't have the file."""
         ...
 
     def names(self, options: Any, scenario: Scenario) -> Iterable[Named]:
-        """Return the things that the options name and can't check themselves. Each is looked up once before any run."""
+        """Return the files, hardware and tables that the options name and can't check themselves. Each is looked up once before any run."""
         ...
 
     def run(self, options: Any, scenario: Scenario, sink: Sink) -> Mapping[str, float]:
@@ -135,7 +135,7 @@ class Kind(Protocol):
             Metrics that the sink can't compute. A metric with a standard name replaces the sink's.
 
         Raises:
-            ConfigError: the options contradict themselves, or name a missing thing.
+            ConfigError: the options contradict each other, or name something that is missing.
         """
         ...
 
@@ -177,7 +177,7 @@ def run_scenario(scenario: Scenario) -> Outcome:
     """Run one scenario in this process. Equal scenarios give equal outcomes.
 
     Raises:
-        ConfigError: the options contradict themselves, or name a missing thing.
+        ConfigError: the options contradict each other, or name something that is missing.
     """
     kind = load_kind(scenario.kind_location)
     sink = Sink(keeps=scenario.requests)

@@ -55,7 +55,7 @@ def read_axes(document: Document, sweep: Mapping[str, Any]) -> tuple[Axis, ...]:
 
 
 def change(settings: Mapping[str, Any], value: Value, document: Document) -> dict[str, Any]:
-    """Return a copy of an experiment's settings with a value's settings put in. Unchanged parts are shared.
+    """Return a copy of an experiment's settings, changed to one value of an axis. Unchanged parts are shared.
 
     Raises:
         ConfigError: a path leads through a value that has no settings.
@@ -71,7 +71,7 @@ def change(settings: Mapping[str, Any], value: Value, document: Document) -> dic
 
 
 def label_of(value: Any) -> Label:
-    """Return the label of a value: itself, or its JSON."""
+    """Return the label of a value, which is the value itself if it is a string, a number or a boolean, and its JSON otherwise."""
     return value if isinstance(value, str | float | int) else msgspec.json.encode(value).decode()
 
 

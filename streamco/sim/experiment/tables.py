@@ -1,6 +1,6 @@
 """The outputs of an experiment: a readable table of its points, and a file with all outcomes for programs.
 
-The file's bytes depend only on the experiment and its seeds, not on the time of day, the duration or the order of finishing.
+The file's bytes depend only on the experiment and its seeds, not on the time of day, the duration or the order in which scenarios finish.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Spread(Struct, frozen=True):
 
 
 class Point(Struct, frozen=True):
-    """A point of the sweep: its label on every axis, and its metrics, without metrics that no repeat has."""
+    """A point of the sweep, with its label on every axis and its metrics. Metrics that no repeat has are left out."""
 
     labels: dict[str, Label]
     metrics: dict[str, Spread]

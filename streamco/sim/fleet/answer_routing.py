@@ -19,16 +19,16 @@ __all__ = ["PREFIX", "AnswerRouting", "perplexity"]
 PREFIX = 16  # tokens that the draft model writes before the choice
 
 _WINDOW = 256  # latest answers that determine the threshold
-_ENOUGH = 8  # until there are so many answers, the choice is random
+_ENOUGH = 8  # until this many answers are known, the choice is random
 _HORIZON = 16  # answers within which a deviation from the budget is made up for
 _LEAST = 1e-4  # stands for a probability that was rounded to 0
 
 
 def perplexity(confidences: Sequence[float]) -> float:
-    """Return the perplexity of greedy tokens, exp(-mean log c), which is 1 or more, or 1 without tokens.
+    """Return the perplexity of greedy tokens, exp(-mean log c), which is at least 1, and exactly 1 if there are no tokens.
 
     Args:
-        confidences: the draft model's probability of each, 0..1.
+        confidences: the draft model's probability of each token, 0..1.
     """
     if not confidences:
         return 1.0

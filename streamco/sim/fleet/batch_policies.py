@@ -5,10 +5,10 @@ chunked prefills". ``Windowed`` is the first, and DSD compares FIFO with ``Lengt
 (Orca, Yu et al., OSDI 2022): all requests that are waiting when a step ends join the next one, and none waits for a batch to fill or end.
 ``ChunkedPrefill`` is Sarathi's (Agrawal et al., 2023): long prompts are cut, so that other requests needn't wait for a whole prompt.
 
-The papers mix prompts with decoding in one batch. Here only ``Mixed`` does: in other policies a prefill and a verification never share a
-batch (Synera 4.5). So "continuous" means all waiting requests of the kind that is next, and "chunked" means that verifications go between
-two chunks. A verification is read as described in ``policies.serving.batching``: at most 32 tokens per batch, the draft in one piece. All
-devices are equal, so requests are ordered by arrival.
+The papers mix prompts with decoding in one batch. Here only ``Mixed`` does so: with other policies, a prefill and a verification never
+share a batch (Synera 4.5). So "continuous" means all waiting requests of the kind that is next, and "chunked" means that verifications go
+between two chunks. A verification is read as described in ``policies.serving.batching``: at most 32 tokens per batch, the draft in one
+piece. All devices are equal, so requests are ordered by arrival.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Continuous(Struct, frozen=True, kw_only=True):
     """Batches all waiting requests of the same kind as the first one, with whole prompts (Orca).
 
     Args:
-        batch_tokens: maximum tokens that an engine reads at once. A longer prompt is read in pieces of this size, and all others wait.
+        batch_tokens: maximum tokens that an engine reads at once. A longer prompt is read in pieces of this size while all others wait.
     """
 
     batch_tokens: int = 2048  # vLLM's minimum if prompts aren't cut
@@ -58,7 +58,7 @@ class ChunkedPrefill(Struct, frozen=True, kw_only=True):
     """Reads prompts in chunks, and all verifications between two chunks (Sarathi).
 
     Args:
-        chunk: tokens of prompts in a batch; the next prompt gets the tokens that the first one leaves.
+        chunk: tokens of prompts in a batch. If the first prompt leaves some of them unused, the next prompt gets these.
         batch_tokens: maximum tokens that an engine reads at once.
     """
 
@@ -82,11 +82,11 @@ class Windowed(Struct, frozen=True, kw_only=True):
     """Forms batches of a fixed size in the order of arrival, with a queue for each kind (DSD 3.4, batch size and batching window).
 
     A queue is ready when it fills a batch, or when its first request has waited as long as the window. If both queues are ready, the one
-    whose first request has waited longer goes first. A request that was begun keeps its position.
+    whose first request has waited longer goes first. A request that has been started keeps its position.
 
     Args:
         requests: number of requests in a batch.
-        window: maximum seconds that the first request of a batch waits for others. With 0, batches have a maximum size, and none waits.
+        window: maximum seconds that the first request of a batch waits for others. With 0, none waits, and ``requests`` is a maximum.
         batch_tokens: maximum tokens that an engine reads at once.
     """
 

@@ -1,4 +1,4 @@
-"""A drafting device in virtual time: it has one sequence with branches, and its steps take longer the more sequences draft."""
+"""A drafting device in virtual time. It has one sequence with branches, and the more sequences draft, the longer its steps take."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class DraftingDevice(Struct, frozen=True, kw_only=True):
     """The properties of a device that drafts.
 
     Args:
-        model: the draft model, which gets the answer's ids.
-        writes: returns the token that it writes, if this is known without the whole distribution.
-        importance: returns the importance of a draft's first tokens from the position of the first one and their number, or None if
-            importance isn't used.
-        step_times: seconds that a step takes, by the number of sequences that draft in it; the last value is for more sequences, too.
+        model: the draft model, which is called with the answer's ids.
+        writes: returns the model's next token, if it is known without the whole distribution; None to choose it from the distribution.
+        importance: returns the importance of a draft's first tokens, given the position of the first one and their number. None
+            if importance isn't used.
+        step_times: seconds that a step takes, by the number of sequences that draft in it; the last value also applies to more sequences.
         read_time: seconds for each token that has to be read first, except the last, which is part of the step. The token that a sequence
             wrote last is read together with the tokens after it, as in engines.
         prompt_time: seconds to read the prompt, before the first token.
@@ -36,7 +36,7 @@ class DraftingDevice(Struct, frozen=True, kw_only=True):
         top: number of alternatives that come with each token.
         jitter: share by which a step may take more or less time.
         emit_delay: seconds from a token to its event, which comes even if the draft was dropped meanwhile.
-        fails_at: seconds at which it fails, or None for never.
+        fails_at: seconds after which it fails, or None if it never does.
     """
 
     model: TokenModel
@@ -66,7 +66,7 @@ class _Sequence:
 
 
 class SimulatedDrafts:
-    """Carries out the speculation machine's commands to the device.
+    """Carries out the speculation machine's commands for the device.
 
     A step is interrupted when all its sequences have been dropped, except for the step that reads the prompt.
 
@@ -75,7 +75,7 @@ class SimulatedDrafts:
         rng: random source for draws and jitter.
 
     Attributes:
-        made: tokens written, including those of dropped drafts.
+        made: number of tokens written, including the tokens of dropped drafts.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class SimulatedDrafts:
         return self._own.ids
 
     def run(self, command: DraftTokens | DraftBranch | AdoptBranch | DropDrafts) -> None:
-        """Start to carry out the command."""
+        """Start carrying out the command."""
         match command:
             case DraftTokens(version, length, ids, count):
                 if self._own.left:

@@ -1,8 +1,8 @@
 """A fleet of drafting devices that share target servers. Every answer is made by a live speculation machine.
 
-A device answers one request at a time, and its other requests wait. It keeps what it learns about its pair of models and the times of
-rounds, regardless of the server. It plans with the row costs of the server that it uses. A request goes to the server that the routing
-policy chooses when the request begins.
+A device answers one request at a time, and its other requests wait. It uses what it learns about its pair of models with every server,
+but keeps the times of rounds for each server. It plans with the row costs of the server that it uses. A request goes to the server that the
+routing policy chooses when the request begins.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ from streamco.sim.workload.workload import SimulatedRequest
 __all__ = ["AnswerOutcome", "Fleet", "DeviceModel", "Execution", "FleetDevice"]
 
 Execution = Literal["distributed", "fused", "co-located", "auto"]
-"""Generation mode, in this order: always drafts; always the remote stream; the same from a server that drafts for itself; drafts or stream,
-whichever is faster (DSD section 4.4; its fused mode drafts at the server)."""
+"""How answers are generated. ``distributed`` always drafts; ``fused`` always uses a remote stream; ``co-located`` does, too, from a server
+that drafts for itself; ``auto`` drafts or streams, whichever is faster (DSD section 4.4; its fused mode drafts at the server)."""
 
 
 class DeviceModel(Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class AnswerOutcome(Struct, kw_only=True):
     Args:
         request: the request.
         device, server: numbers of the device and the server that answered it.
-        began: time at which the device began with it.
+        began: time at which the device began to work on it.
         first: time of its first final token, or None if there was none.
         ended: time of its last token.
         tokens: tokens that were delivered to the reader.
@@ -94,7 +94,7 @@ class AnswerOutcome(Struct, kw_only=True):
         traffic: traffic on the link.
         drafted: tokens that the device wrote.
         joules: energy that the device used.
-        mode: ``distributed``, ``fused``, or both, one after the other.
+        mode: ``distributed``, ``fused``, or ``both`` if one followed the other.
         error: why it failed, or None if it didn't.
     """
 
@@ -122,8 +122,8 @@ class FleetDevice:
         number: index that identifies the device.
         model: its speed and energy.
         link: its own link.
-        pair: its estimates of the pair of models, which it learns. The times of rounds are kept for each server.
-        answer_routing: decides which whole answers to leave to the server; None leaves it none.
+        pair: what it learns about its pair of models. The times of rounds are kept for each server.
+        answer_routing: decides which answers the server writes alone, or None if there are no such answers.
         rtt: round-trip time to the servers, in seconds, to assume before the first verdict; None to assume nothing.
 
     Attributes:
@@ -153,7 +153,7 @@ class FleetDevice:
         self.waiting: deque[SimulatedRequest] = deque()
 
     def estimates_at(self, server: str, row_costs: RowCosts | None) -> SpeculationEstimates:
-        """Return the estimates for an answer at the server with this name."""
+        """Return the estimates to use for an answer from the server with this name."""
         estimates = self.pair.at(server)
         if self.rtt is not None:
             estimates.expect_rtt(self.rtt)
@@ -264,7 +264,7 @@ class Fleet:
 
     Attributes:
         on_verdict, token_bytes: see the arguments.
-        in_flight: number of requests that have come and haven't ended.
+        in_flight: number of requests that have arrived and haven't ended.
     """
 
     def __init__(
@@ -319,7 +319,7 @@ class Fleet:
             _SpeculatedAnswer(self._env, self, device=device, server=server, answer=answer, outcome=outcome, options=self._options).start()
 
     def _stream_after_prefix(self, device: FleetDevice, server: TargetServer, answer: RecordedAnswer, outcome: AnswerOutcome) -> None:
-        """Stream an answer after the device has read the prompt and written its first tokens with high perplexity."""
+        """Stream an answer after the device has read the prompt and written the first tokens, whose perplexity was high."""
         model, request = device.model, outcome.request
         outcome.drafted = min(PREFIX, request.output_tokens)
         outcome.joules = model.prompt_joules * request.prompt_tokens + model.token_joules * outcome.drafted

@@ -162,7 +162,7 @@ class SpeculateKind:
         return f"{describe_topology(auto_topology(options.world))}; {_describe_workload(options.workload)}"
 
     def names(self, options: SpeculateOptions, scenario: Scenario) -> Iterator[Named]:
-        """Yield hardware, step times and recordings."""
+        """Yield the hardware, step times and recordings that the options name."""
         world, workload = (options := _located(options, scenario)).world, options.workload
         for number, device in enumerate(world.device_pools):
             yield Named(("world", "device_pools", number), repr(device), partial(device_model, device))
@@ -345,7 +345,7 @@ class _World:
         return FleetDevice(device.number, model, link, pair, routing, rtt=device.link.rtt_ms / 1000)
 
     def _learn(self, devices: Mapping[int, FleetDevice], topology: Topology) -> Mapping[int, SpeculationEstimates]:
-        """Return the estimates that each of these devices has after ``answers_before`` answers at otherwise idle servers, by its key."""
+        """Return what each of these devices has learned after ``answers_before`` answers with otherwise idle servers, by its key."""
         env = simpy.Environment()
         fleet = self._make_fleet(env, [*devices.values()], self._make_servers(env, topology), draws="before")
         count = self._options.policy.answers_before * len(devices)
@@ -420,7 +420,7 @@ def _describe_workload(workload: WorkloadOptions) -> str:
 
 
 def _located(options: SpeculateOptions, scenario: Scenario) -> SpeculateOptions:
-    """Return the options with files located next to the experiment's file. A missing file may be packaged, or in ``$STREAMCO_DATA``."""
+    """Return the options with files located next to the experiment's file. Other files may be packaged, or in ``$STREAMCO_DATA``."""
 
     def beside(path: str | None) -> str | None:
         return None if path is None else str(scenario.locate(path))

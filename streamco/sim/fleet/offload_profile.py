@@ -1,4 +1,4 @@
-"""The offline profile of a pair of models, from the rows of a trace (Synera section 5), which devices have before their first answer."""
+"""The offline profile of a pair of models, made from a trace, which devices have before their first answer (Synera section 5)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HIGHEST = 0.99  # highest value of c_th
 
 
 class OffloadProfile(Struct, frozen=True, kw_only=True):
-    """The figures that are known about a pair before any answer.
+    """The figures that are known about a pair of models before any answer.
 
     Args:
         confidence_threshold: c_th, the mean confidence of chunks that the target accepts whole.
@@ -40,10 +40,10 @@ def prefix_perplexity(request: SimulatedRequest) -> float:
 
 
 def profile_offloading(requests: Iterable[SimulatedRequest], window: int) -> OffloadProfile:
-    """Return the profile from the first requests.
+    """Make the profile from the first requests.
 
     Args:
-        requests: requests with a record; requests without confidences are ignored.
+        requests: recorded requests; requests without confidences are ignored.
         window: tokens of a chunk.
     """
     chunks: list[tuple[float, float | None]] = []

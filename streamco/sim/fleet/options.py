@@ -70,7 +70,7 @@ class ServerPool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         share, count: see ``DevicePool``.
         model, gpu, tensor_parallel, engine: see ``Hardware``.
         step_times: name or JSON file of a packaged or calibrated profile of step times, instead of the hardware.
-        row_costs_ms: instead of both, pairs of rows and milliseconds of a batch, as ``streamco serve`` prints at its start. Batches are
+        row_costs_ms: instead of both, pairs of rows and milliseconds of a batch, as ``streamco serve`` prints when it starts. Batches are
             padded to a cheaper size, sizes in between are interpolated, and devices plan with the list from their first round on.
         draft_model: draft model on the same GPUs, for ``execution: co-located``; a key of ``operators.MODELS``.
     """
@@ -105,7 +105,7 @@ class WorldOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Args:
         devices, servers: number of each.
-        device_pools, server_pools: their kinds. Pools without a share or count divide what the others leave.
+        device_pools, server_pools: their kinds. Pools without a share or count divide the rest among themselves.
         link: link between each device and the servers.
     """
 
@@ -125,22 +125,22 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         batching_options: settings of that policy.
         is_padded: True if a batch costs as if every request in it were as long as the longest, as without variable-length kernels.
         window: tokens of a draft, or the name of the policy that chooses it.
-            ``dynamic`` uses the accepted share of all drafted tokens, ``dynamic-verified`` only of those up to the first rejected one.
+            ``dynamic`` uses the accepted share of all drafted tokens, ``dynamic-verified`` only counts tokens up to the first rejected one.
         execution: with ``distributed``, the device always drafts; with ``fused``, answers are always remote streams; ``auto`` uses
             whichever is faster; with ``co-located``, the server drafts ``window`` tokens with its own draft model and verifies them (DSD
             3.3, fused mode).
         is_calibrated: True if a client knows before its first answer how fast the remote stream is, as after ``streamco calibrate``.
-            Otherwise that answer begins with the stream, to measure it. Only for ``auto``: ``distributed`` clients always know it.
-        answers_before: answers that a device of each pool has given before, alone with the servers. All devices of the pool begin with
-            what it has learned, as clients do after some minutes or with a profile.
+            Otherwise its first answer begins with the stream, to measure it. Only for ``auto``: ``distributed`` clients always know it.
+        answers_before: answers that one device of each pool has given before the run, with the servers to itself. All devices of the pool
+            begin with what it has learned, like clients that have run for some minutes or have a profile.
         branches: maximum number of branches that are pre-drafted while a verdict is pending, or 0 to wait instead (Synera 4.4).
         ahead: maximum number of drafts that are sent before the verdicts on earlier ones, so that the server needn't wait for the link;
             needs branches and a budget of 1.
         siblings: maximum number of alternative tokens that a draft carries for its positions, where the server's row costs say that they
             pay off; 0 for chains only.
         budget: share of the drafts that are verified. Below 1 the device chooses which (Synera 4.2); with 0 it writes alone.
-        offload: how it chooses them. ``combined`` and ``importance`` need a trace with attention.
-        forecast: how verdicts are forecast; ``sampled`` is the paper's, with one branch drawn (Synera 4.4).
+        offload: how the device chooses these drafts. ``combined`` and ``importance`` need a trace with attention.
+        forecast: how verdicts are forecast; ``sampled`` is the paper's way, which draws one branch (Synera 4.4).
         draft_token_bytes: bytes of a drafted token in a frame: 2 for its id, 86 with the 20 likeliest candidates, which sampling needs, and
             98,304 with all 49,152 candidates in half precision (``bench/timed/verify_wire.py``).
     """

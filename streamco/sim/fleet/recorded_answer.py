@@ -36,7 +36,7 @@ class RecordedAnswer:
     """The target's and the draft model's tokens at each position of one answer. Its last token ends the text.
 
     Args:
-        request: the request, which has the record.
+        request: the request, which contains the record.
 
     Attributes:
         tokens: tokens of the answer.
@@ -73,11 +73,11 @@ class RecordedAnswer:
         return accepted, self.right(position + accepted)
 
     def draft(self, ids: Sequence[int]) -> Mapping[int, float]:
-        """Return the draft model's distribution after these ids of the answer."""
+        """Return the draft model's distribution of the token after these ids of the answer."""
         return dict(self.write(ids).alternatives)
 
     def write(self, ids: Sequence[int]) -> DraftToken:
-        """Return the draft model's token after these ids of the answer.
+        """Return the draft model's next token after these ids of the answer.
 
         The text ends with the record, even if the draft model's last recorded token doesn't end it; otherwise a device without a verifier
         would never end.
@@ -131,7 +131,7 @@ class RecordedAnswer:
         return sure, second, min(0.5 * second, left - second)
 
     def _rank(self, position: int) -> int:
-        """Return the rank of the target's token among the draft model's choices, from 0, where 3 means fourth or later."""
+        """Return the rank of the target's token among the draft model's choices, counted from 0, where 3 means fourth or later."""
         request = self.request
         if request.accepted[position]:
             return 0

@@ -58,7 +58,7 @@ class Traffic:
 
 
 class _LinkedPeer:
-    """Base class for the peers at the other end of a link, which delays the frames of both sides."""
+    """Base class for the peers at the other end of a link, which delays the frames in both directions."""
 
     def __init__(self, env: simpy.Environment, link: SimulatedLink, traffic: Traffic) -> None:
         self._env = env
@@ -78,12 +78,12 @@ class _LinkedPeer:
 
 
 class SimulatedVerifierSession(_LinkedPeer):
-    """A verifier session of one answer.
+    """A verifier session for one answer.
 
     Args:
         server: the server that verifies.
         device: name of the device that drafts.
-        answer: the answer that is drafted.
+        answer: the answer being drafted.
         emit: called with each event at the device.
         on_verdict: called with each verdict when the server sends it.
         token_bytes: bytes of a drafted token.
@@ -119,7 +119,7 @@ class SimulatedVerifierSession(_LinkedPeer):
         self._is_closed = False
 
     def run(self, command: ConnectVerifier | SendDraft | CloseVerifier) -> None:
-        """Start to carry out the command."""
+        """Start carrying out the command."""
         match command:
             case ConnectVerifier(ids):
                 self._open(ids)
@@ -246,7 +246,7 @@ class SimulatedRemoteStream(_LinkedPeer):
         self._streams: dict[int, PlainStream] = {}
 
     def run(self, command: OpenRemote | CloseRemote) -> None:
-        """Start to carry out the command."""
+        """Start carrying out the command."""
         match command:
             case OpenRemote(version, ids):
                 stream = PlainStream(self._answer, len(ids), lambda position: self._emit_token(version, position))

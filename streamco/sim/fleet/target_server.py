@@ -44,8 +44,8 @@ from streamco.sim.workload.workload import SimulatedRequest
 __all__ = ["SERVE", "CoLocatedDraft", "ForwardPass", "PassLimits", "PlainStream", "SessionAnswer", "TargetServer"]
 
 ForwardPass = Callable[[int, int, int, int], float]
-"""Function that returns the seconds of a pass from the number of streams that decode, of other new tokens, of tokens in all caches, and of
-sequences that the other tokens belong to."""
+"""Function that returns how many seconds a pass takes. Its arguments are the number of streams that decode, the number of other new tokens,
+the number of tokens in all caches, and the number of sequences that the other new tokens belong to."""
 
 SessionAnswer = AcceptSession | RefuseSession | SendVerdict | RefuseDraft | ForgetSession
 
@@ -70,7 +70,7 @@ class PassLimits(Struct, frozen=True, kw_only=True):
         max_prompt_beside: maximum tokens of a stream's prompt while other streams write.
         max_part: maximum tokens of each session in a batch, or None for no limit; longer parts are read in several passes.
         writes_first: True if a pass is two passes, one that writes and one that reads, with the streams' tokens emitted in between.
-        takes_turns: True if the prompts of streams are read in turns, a piece of each; False if one after the other.
+        takes_turns: True if the prompts of streams are read in turns, a piece of each; False if they are read one after the other.
         drafting: draft model with which streams are written, if any; a pass is then a round (DSD section 3.3, fused mode).
         row_costs: costs of a pass by its rows, for devices that plan their drafts with them, or None if devices don't know them.
     """
@@ -107,7 +107,7 @@ class PlainStream:
 
 
 class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
-    """A target server: the live scheduler, streams, and the hardware that they share.
+    """A target server, with the live scheduler, streams, and the hardware that they share.
 
     Args:
         forward: returns how many seconds a pass takes.
@@ -117,7 +117,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         is_padded: True if a batch costs as if every request in it were as long as the longest.
 
     Attributes:
-        load: requests that were sent here and haven't ended, for routing.
+        load: number of requests that were sent to this server and haven't ended, for routing.
         busy: seconds that all passes so far took together.
         passes: number of passes so far.
         made: tokens that streams wrote.
@@ -175,7 +175,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
     # Sessions
 
     def open(self, event: SessionOpened, answer: RecordedAnswer, emit: Callable[[SessionAnswer], None]) -> None:
-        """Open a session that verifies drafts of this answer. ``emit`` is called with the scheduler's commands to it."""
+        """Open a session that verifies drafts of this answer. ``emit`` is called with the scheduler's commands for it."""
         self._emit_to[event.session] = emit
         self._answers[event.session] = answer
         self.receive(event)
@@ -276,7 +276,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         call_at(self._env, seconds, end)
 
     def _seconds(self, writing: int, tokens: int, context: int, sequences: int) -> float:
-        """Return how many seconds a pass takes or, with a draft model, a round: it drafts for all streams, and then they are verified."""
+        """Return how many seconds a pass takes. With a draft model it is a round, which makes a draft for each stream and verifies it."""
         if self._limits.drafting is None:
             return self._forward(writing, tokens, context, sequences)
         window, draft = self._limits.drafting.window, self._limits.drafting.forward
@@ -294,7 +294,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         return batch
 
     def _size(self, batch: RunBatch) -> int:
-        """Return the tokens that a batch costs."""
+        """Return how many tokens a batch costs."""
         lengths = [len(part.ids) for part in batch.parts]
         return len(lengths) * max(lengths) if self._is_padded else sum(lengths)
 
@@ -318,14 +318,14 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         self.receive(BatchFinished(batch.number, verdicts, seconds, found=found))
 
     def _write_all(self, writing: Sequence[PlainStream]) -> None:
-        """Write a token of each stream that wasn't stopped."""
+        """Write the tokens of each stream that wasn't stopped."""
         for stream in writing:
             if stream in self._writing:
                 for _ in range(self._round_tokens(stream)):
                     self._write(stream)
 
     def _round_tokens(self, stream: PlainStream) -> int:
-        """Return the number of tokens that a stream gets in a pass: one, plus with a draft model the accepted ones before it."""
+        """Return the number of tokens that a stream gets in a pass: one and, with a draft model, the accepted tokens before it."""
         if self._limits.drafting is None:
             return 1
         position, accepted = stream.length, stream.answer.request.accepted
@@ -344,7 +344,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         stream.emit(position)
 
     def _found(self, batch: RunBatch) -> int:
-        """Return how many tokens of a prefill are in the cache, read for a stream of the same request or common to all prompts."""
+        """Return how many tokens of a prefill are in the cache already, read for a stream of the same request or common to all prompts."""
         if batch.kind != "prefill" or not (self._known or self._common):
             return 0
         found = 0

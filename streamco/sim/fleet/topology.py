@@ -1,4 +1,4 @@
-"""Single devices and servers from numbers like "600 devices, 20 servers": the ``auto_topology`` pass of DSD section 3.1.
+"""Makes single devices and servers from numbers like "600 devices, 20 servers": the ``auto_topology`` pass of DSD section 3.1.
 
 A pool with a ``count`` has that many members. The others divide the rest in proportion to their shares, by the method of largest
 remainders: each part differs from its exact value by less than one, the parts add up, and the same numbers give the same parts. A pool
@@ -68,7 +68,7 @@ def auto_topology(world: WorldOptions) -> Topology:
 
 
 def apportion(total: int, shares: Sequence[float]) -> list[int]:
-    """Return whole-number parts of ``total`` in proportion to shares above 0 (largest remainders, the first of equal ones)."""
+    """Return whole-number parts of ``total`` in proportion to shares above 0 (largest remainders; of equal ones, the first wins)."""
     exact = [total * share / sum(shares) for share in shares]
     parts = [int(part) for part in exact]
     by_remainder = sorted(range(len(shares)), key=lambda index: (parts[index] - exact[index], index))

@@ -23,7 +23,7 @@ __all__ = ["Hardware", "Op", "ForwardPassShape", "describe", "gpus", "memory_tok
 Op = Literal["prefill", "decode"]
 
 _SAME_LAYERS = {"llama3-70b": "llama2-70b", "llama3.1-8b": "llama3-8b", "qwen-7b": "llama2-7b"}
-"""Models without measurements, and measured models whose layers have the same sizes (Qwen's also have biases)."""
+"""For each model without measurements, a measured model whose layers have the same sizes (Qwen's also have biases)."""
 
 
 class Hardware(Struct, frozen=True, kw_only=True):

@@ -79,7 +79,7 @@ class LinkTrace:
 
 @cache
 def read_link_trace(path: Path) -> LinkTrace:
-    """Return a recording, which is read only once for all links.
+    """Return a recording. Its file is read only once for all links.
 
     Raises:
         ConfigError: there is no such file, or it isn't a recording.
@@ -99,9 +99,9 @@ def read_link_trace(path: Path) -> LinkTrace:
 
 
 class RecordedCapacity:
-    """The capacity of a recorded link, from a position in the recording on.
+    """The capacity of a recorded link, which starts at some position in the recording.
 
-    The rest of an opportunity takes bytes that arrived in time for it, and is lost for later bytes.
+    Bytes that arrived in time for an opportunity can use the rest of it, but later bytes can't.
 
     Args:
         offset: position of time 0 in the recording, in seconds.

@@ -1,4 +1,4 @@
-"""Links between devices and servers in virtual time: the delay of bytes that are sent now.
+"""Links between devices and servers in virtual time, which return the delay of each frame.
 
 Connections behave like TCP's: each direction has its own state, and no frame overtakes another. The delay in a direction is the sum of
 
@@ -14,7 +14,7 @@ Connections behave like TCP's: each direction has its own state, and no frame ov
   in a row is assumed to be a stream that continues at the same pace. A packet that is sent again may be lost again, and then the timeout
   doubles (RFC 6298, 5.5).
 
-Not modelled: slow start, because frames are smaller than the ten packets that it begins with, and that losses slow the sender down.
+Slow start isn't modelled, because frames are smaller than the ten packets that it begins with. Nor is the sender slowed down by losses.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class SimulatedLink(Protocol):
         """Return the seconds from sending to arrival.
 
         Args:
-            now: time of sending, seconds.
+            now: time of sending, in seconds.
             payload: number of bytes.
             is_up: True from the device to the server.
         """

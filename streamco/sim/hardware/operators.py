@@ -151,7 +151,7 @@ def forward_pass(gpu: Gpu, model: Transformer, layer_ms: Sequence[float], ways: 
     """Return a fast function that returns how many seconds a forward pass takes.
 
     Args:
-        gpu: the GPU, of which the machine has ``ways``.
+        gpu: the GPU. The machine has ``ways`` of them.
         model: sizes of the model.
         layer_ms: milliseconds of a layer's linear operators at ``gpu.tokens``.
         ways: tensor parallelism.

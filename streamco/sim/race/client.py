@@ -1,4 +1,4 @@
-"""A simulated client with one service and one device, which makes one request after another, or each when it arrives (DiSCo 4).
+"""A simulated client with one service and one device, which makes requests one after another, or each one when it arrives (DiSCo 4).
 
 Only the two endpoints are simulated (``sim.race.endpoints``). The dispatcher, the learners, the states of the endpoints and the race
 machine are a live client's: they decide which endpoint starts when, which one wins and which one rests, when the answer migrates, what is
@@ -99,8 +99,8 @@ class RaceOutcome(NamedTuple):
         session: the driver, which has the deliveries.
         dispatched: the dispatch decision.
         device, server: tokens that each endpoint has read and made.
-        cost: US dollars, including energy at the exchange rate, or None if prices or shape aren't known.
-        began: when the request came, in seconds from the client's first one.
+        cost: cost in US dollars, including energy at the exchange rate, or None if the prices or the model's shape aren't known.
+        began: when the request arrived, in seconds of the client's virtual time.
         draw: the request.
     """
 
@@ -127,21 +127,21 @@ class RaceOutcome(NamedTuple):
 
 
 class SimulatedClient:
-    """A client that makes one request after another, or each when it arrives.
+    """A client that makes requests one after another, or each one when it arrives.
 
     Args:
-        dispatcher: the live client's dispatcher, with its present knowledge.
+        dispatcher: the live client's dispatcher, with what it has learned so far.
         speed: actual speed of the device.
-        prices: prices of the service, or None if not known.
-        shape: shape of the device's model, or None if not known.
+        prices: prices of the service, or None if they aren't known.
+        shape: shape of the device's model, or None if it isn't known.
         exchange_rate: lambda, US dollars per million GFLOPs.
         provider: the service's provider, which determines its capabilities; by default the service can't continue an answer.
         migration: how answers migrate, or None if they stay at their endpoint.
         pace: tokens per second at the reader. With "smooth" or None, migrations are planned for a virtual reader.
         burst: tokens per event when no decision depends on them: after a migration, and in answers that can't migrate.
-        server_burst: tokens of the service that come together, in all other cases.
+        server_burst: tokens per event of the service in all other cases.
         reader_rate: tokens per second of the virtual reader.
-        places: answers that the device makes at a time.
+        places: number of answers that the device can make at a time.
         requests_per_min: requests that the service accepts per minute, or None for no limit.
         rests: True if endpoints that have failed rest, as in a live client.
     """
@@ -202,7 +202,7 @@ class SimulatedClient:
             draw: the request, whose prompt length and limit are known.
             weights: how the caller weighs time, money and quality.
             options: may include the quality of endpoints.
-            is_streamed: True if the reader gets the answer as it comes, False if whole.
+            is_streamed: True if the reader gets the answer as it comes, False if all at once.
         """
         request = _request(draw)
         facts = describe_request(request, self._device, [self._server])
@@ -234,7 +234,7 @@ class SimulatedClient:
         """Run requests until all work for them has ended. Each begins when it arrives, and the client learns from each when it ends.
 
         Args:
-            requests: the requests, each with the seconds from now at which it arrives, in order.
+            requests: the requests in order of arrival, each with the number of seconds from now until it arrives.
             way: see ``run``; applies to all of them.
         """
         self._before, self._env = self._now, simpy.Environment()  # new, so that an answer's times don't depend on when it comes

@@ -4,7 +4,8 @@ They know the length of the answer but not its words, so every token is the same
 to simulate, so hundreds of thousands can be run. ``bench/counted/simulated_writer.py`` has an endpoint that writes text.
 
 Each endpoint counts its own work. This includes tokens that it read and made for a lost race, after a migration or while a cancel was on
-its way, even if the client never receives them. This file is longer than others, because both endpoints' streams differ only in their ends.
+its way, even if the client never receives them. This file is longer than others, because the streams of both endpoints have nearly all
+their code in common.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class SimulatedAnswer(Struct, frozen=True, kw_only=True):
 
     @property
     def made(self) -> int:
-        """Tokens of the answer after it is cut off."""
+        """Tokens of the answer, at most ``max_tokens``."""
         return self.tokens if self.max_tokens is None else min(self.tokens, self.max_tokens)
 
     @property
@@ -77,12 +78,12 @@ class UsageCounter:
 
 
 class DevicePlaces:
-    """The capacity that answers at one device share: it makes a few at a time, and reads their prompts one after another.
+    """The capacity of a device, which its answers share. It makes a few answers at a time, and reads their prompts one after another.
 
     An answer that begins while others are in progress takes longer for each of its tokens, because larger batches take longer.
 
     Args:
-        places: answers that it makes at a time.
+        places: number of answers that it makes at a time.
     """
 
     def __init__(self, env: simpy.Environment, places: int) -> None:
@@ -91,7 +92,7 @@ class DevicePlaces:
 
     @property
     def slower(self) -> float:
-        """Time of a token relative to its time when the device makes no other answer."""
+        """Factor by which a token takes longer than when the device makes no other answer."""
         return 1.0 + _ROW_COST * (self.answers.count - 1)
 
 
@@ -130,7 +131,7 @@ class SimulatedDevice:
         chunk: tokens of a prompt that it reads at once; a cancel discards a chunk that isn't complete.
         burst: tokens per event, after the first token.
         cancel_takes: seconds that a cancel takes.
-        places: its places for this answer and others, or None if it has no other answer.
+        places: its capacity for this answer and others, or None if it has no other answer.
 
     Attributes:
         work: tokens that it has read and made.
@@ -206,7 +207,7 @@ class SimulatedServer:
 
     Args:
         name: name of the endpoint in the race.
-        ttft: seconds to the first token: a distribution, or recorded times, which requests use in turn, over and over again.
+        ttft: seconds to the first token, as a distribution, or as recorded times, which requests use in turn, again and again.
         rate: tokens per second that it writes.
         rng: random source for the distribution.
         answer: the answer that it writes.
@@ -342,7 +343,7 @@ class _Stream:
             self._wait(self._next_at - paused_at)
 
     def cancel(self, released: Callable[[], None]) -> None:
-        """Stop the stream. Its work is counted now, as much as it will have done when the cancel takes effect."""
+        """Stop the stream. Its work is counted now, including the work that it will do before the cancel takes effect."""
         if not self._is_over:
             self._is_over = True
             elapsed = (self._env.now if self._paused_at is None else self._paused_at) - self._since + self._runs_on
@@ -388,7 +389,7 @@ class _DeferredStream:
         self._is_cancelled = False
 
     def cancel(self, released: Callable[[], None]) -> None:
-        """Stop the stream, or don't begin it."""
+        """Stop the stream. If it hasn't begun, it never does."""
         self._is_cancelled = True
         if self._stream is None:
             call_at(self._env, self._cancel_takes, released)
@@ -410,7 +411,7 @@ class _PlacedStream(_DeferredStream):
     """A device's stream that begins when there is a place for it, and the prompts before it have been read.
 
     Args:
-        begin: begins the stream, given the factor by which its tokens take longer than in an answer alone.
+        begin: begins the stream, given the factor by which its tokens take longer than without other answers.
     """
 
     def __init__(
@@ -455,7 +456,7 @@ class _PlacedStream(_DeferredStream):
 
 
 class _LimitedStream(_DeferredStream):
-    """A server's stream that begins if its limit allows it. If not, the client retries when the server says, as a live client does.
+    """A server's stream that begins if the request limit allows it. If not, the client retries when told to, as a live client does.
 
     Args:
         begin: begins the stream.

@@ -1,11 +1,12 @@
 """``kind: race``: one user's requests to a service and a device that race for the first token (DiSCo).
 
-The live client makes the decisions (``sim.race.client``), and this module computes the metrics of an experiment. One request comes after
-another, so that the time to first token depends only on the race, unless requests have arrivals and so may wait for others at the device.
+The live client makes the decisions (``sim.race.client``), and this module computes the metrics of an experiment. Requests come one after
+another, so that the time to first token depends only on the race. If they have arrivals, they may have to wait for others at the device.
 
 Quality is measured at the virtual reader (``core.meter``), which begins with the first token and reads tokens at a fixed rate. The time
-between tokens is measured at this reader over all answers together, as in DiSCo's Table 3. ``tpot`` is how fast answers were delivered. If
-neither a pace nor a migration depends on single tokens, an answer takes only a few events, and its tokens' times are computed afterwards.
+between tokens is measured at this reader over all answers together, as in DiSCo's Table 3. ``tpot`` tells how fast answers were delivered.
+If neither a pace nor a migration depends on single tokens, an answer takes only a few events, and its tokens' times are computed
+afterwards.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class RaceRow(RequestRow, frozen=True, kw_only=True):
         is_spent: True if the answer used the constrained side's budget.
         moves: number of migrations.
         delayed: tokens that came after the virtual reader wanted them.
-        cost: US dollars, including energy, or None if not known.
+        cost: cost in US dollars, including energy, or None if it isn't known.
     """
 
     is_spent: bool
@@ -80,7 +81,7 @@ class RaceKind:
         return f"a device and a service race for {workload.requests} {lengths}, {order}{limit}"
 
     def names(self, options: RaceOptions, scenario: Scenario) -> Iterator[Named]:
-        """Yield services and recorded lengths. Devices and prices were checked with the options."""
+        """Yield the service, and the recorded lengths and arrivals. Devices and prices were checked with the options."""
         service, lengths = options.world.service, options.workload.lengths
         yield Named(("world", "service"), repr(service), partial(find_service, service, scenario))
         yield Named(("workload", "lengths"), lengths, partial(find_lengths, lengths, scenario))
@@ -130,7 +131,7 @@ class RaceRun:
         return draw_request(f"{self._seed} {name}", self.lengths, self.service, self._workload.max_tokens)
 
     def run(self) -> Iterator[tuple[RaceOutcome, int | None]]:
-        """Yield each answer and its number, in the order in which they end, or None for answers from which the client only learns."""
+        """Yield (answer, number) in the order in which answers end. The number is None if the client only learns from the answer."""
         numbers: dict[str, int | None] = {f"warm-up {index}": None for index in range(self._workload.warm_up)}
         numbers |= {f"request {index}": index for index in range(self._workload.requests)}
         if self.arrivals is None:
@@ -202,7 +203,7 @@ class RaceRun:
         return [first + gap * min(last, -(-index // burst) * burst) for index in range(last + 1)]
 
     def _device_gap(self, outcome: RaceOutcome) -> float:
-        """Return the seconds per token of an answer that the device wrote alone. It is slower while there are other answers."""
+        """Return the seconds per token of an answer that the device wrote alone. The device is slower while it makes other answers."""
         decode, meter = self.phone.speed.decode_tokens_per_s, outcome.machine.meter
         assert decode is not None, "every simulated device has a decode rate"
         return 1.0 / decode if self.arrivals is None else (outcome.seconds - outcome.ttft) / max(1, meter.tokens - 1)

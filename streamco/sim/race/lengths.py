@@ -2,8 +2,8 @@
 
 The Stanford Alpaca records are the paper's prompts (DiSCo section 5.1; Taori et al. 2023). This module has quantiles of their lengths. A
 log-normal distribution with the same means and deviations would make one answer in a hundred twice as long as it is. Prompt and answer are
-drawn independently, because their logarithms correlate only by -0.22 in the records. A client may know the first half of recorded lengths
-beforehand.
+drawn independently, because the correlation of their logarithms is only -0.22 in the records. A client may know the first half of recorded
+lengths beforehand.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ ALPACA = (
 """Tokens (cl100k) of prompts and answers at the quantiles 0, 0.05 ... 0.95, 0.98, 0.99, 0.999 and 1 of 5,000 Alpaca records.
 
 Source: github.com/gpt4life/alpagasus, data/random/random_9k.json, commit 95ad3e52: records of tatsu-lab/stanford_alpaca drawn at random.
-``python -m bench.papers.disco lengths`` makes them.
+``python -m bench.papers.disco lengths`` computes them.
 """
 
 
 class RequestLengths(Protocol):
-    """Distributions of prompt and answer lengths that can be drawn from."""
+    """Distributions from which prompt and answer lengths can be drawn."""
 
     @property
     def prompts(self) -> LengthDistribution:
@@ -52,7 +52,7 @@ class RequestLengths(Protocol):
         ...
 
     def draw(self, rng: Random) -> tuple[int, int]:
-        """Return the tokens of one prompt and of its answer."""
+        """Draw the lengths of one prompt and of its answer, in tokens."""
         ...
 
 
@@ -77,7 +77,7 @@ class QuantileLengths:
         return _remaining(_samples(self._tables[1]))
 
     def draw(self, rng: Random) -> tuple[int, int]:
-        """Return a prompt and an answer, drawn independently."""
+        """Draw the lengths of a prompt and of an answer independently."""
         prompts, answers = self._tables
         return _read(prompts, rng.random()), _read(answers, rng.random())
 
@@ -116,7 +116,7 @@ class RecordedLengths:
         return _remaining([answer for _, answer in self.known])
 
     def draw(self, rng: Random) -> tuple[int, int]:
-        """Return a row drawn at random."""
+        """Draw a recorded prompt and the answer to it."""
         return rng.choice(self.rows)
 
 
@@ -141,7 +141,7 @@ def read_request_lengths(path: Path) -> list[tuple[int, int]]:
 
 
 def _samples(table: Sequence[int]) -> list[int]:
-    """Return equally likely lengths."""
+    """Return equally likely lengths from a table of quantiles."""
     return [_read(table, (index + 0.5) / _POINTS) for index in range(_POINTS)]
 
 

@@ -66,7 +66,7 @@ class DeviceOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         prefill_tokens_per_s, decode_tokens_per_s: how fast it reads and writes.
         overhead_ms: milliseconds that a prefill takes in addition to its tokens.
         jitter: equally likely ratios of measured to expected prefill time.
-        model: shape of its model, from which the energy follows, or None to not compute costs.
+        model: shape of its model, from which the energy follows, or None if costs aren't needed.
     """
 
     prefill_tokens_per_s: Positive
@@ -89,7 +89,7 @@ class TraceOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class PriceOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """US dollars per million tokens."""
+    """Prices in US dollars per million tokens."""
 
     prompt: NotNegative
     completion: NotNegative
@@ -102,12 +102,12 @@ class RaceWorld(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Args:
         device: a packaged phone's name, or rates.
         service: a packaged latency profile's name (or file), or a recorded trace.
-        provider: the service's provider (docs/endpoints.md), which determines whether it can continue an answer; "vllm" can. None for the
-            provider whose name a packaged profile's name begins with. Nothing is known about other services, and they can't.
+        provider: the service's provider (docs/endpoints.md), which determines whether it can continue an answer; "vllm" can. With None,
+            the provider is the first word in a packaged profile's name. Any other service can't continue an answer.
         requests_per_min: requests that the service accepts per minute, or None for no limit. It refuses the others with 429, and says when
             to retry.
-        prices: a name on the list, or prices, or None for a packaged service's prices.
-        places: answers that the device makes at a time.
+        prices: a name in ``services.PRICES``, or prices, or None for a packaged service's prices.
+        places: number of answers that the device makes at a time.
         reader_tokens_per_s: consumption rate of the virtual reader.
     """
 
@@ -133,7 +133,7 @@ class RaceWorkload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     Args:
         requests: number of requests that are measured.
         warm_up: number of answers before them, from which the client only learns.
-        arrivals: when requests come (docs/workloads.md), except "closed". With None, each comes when the one before it has ended.
+        arrivals: when requests come (docs/workloads.md); "closed" isn't allowed. With None, each comes when the one before it has ended.
         lengths: "alpaca", or a file of recorded lengths (``lengths.read_request_lengths``).
         max_tokens: maximum length of an answer, or None for no limit (128 in DiSCo Appendix E).
     """
@@ -156,10 +156,10 @@ class RacePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         dispatch: a dispatch policy's name (docs/dispatch.md); "auto" is the client's default, "disco" the paper's Algorithm 2 or 3.
         constrained: the constrained side, or None to let the costs decide (Algorithm 1).
         budget: share of prompt tokens that this side may process.
-        burst: prompt tokens that may be borrowed from it for answers that would wait at the device; 0 for none.
+        burst: prompt tokens that may be borrowed from the budget for answers that would wait at the device; 0 for none.
         migration: how answers migrate to the cheaper side.
         min_quality: see ``streamco.MigrationOptions``. With None, answers migrate only to the server, as the device's quality isn't known.
-        pace: tokens per second at the reader, "reading", "listening" or "smooth" (as they come, but evenly), or None for at once.
+        pace: tokens per second at the reader, "reading", "listening" or "smooth" (as they come, but evenly), or None for no pacing.
         exchange_rate: US dollars per million GFLOPs, or None for Appendix E's value for the constrained side.
         tail, tail_weight, explore: see ``streamco.Race``.
         prior: True if the client knows service, device and lengths beforehand. This is the only use of a recorded service's first half.

@@ -105,7 +105,7 @@ def price_of(name: str) -> Prices:
 
 
 def provider_of(service: str) -> Provider:
-    """Return the provider whose name a service's name begins with, or ``GENERIC`` if there is none, so its capabilities aren't known."""
+    """Return the provider whose name a service's name begins with, or ``GENERIC``, with no known capabilities, if there is none."""
     host = _WORD.split(service, maxsplit=1)[0].lower()
     return next((provider for provider in PROVIDERS if provider.name == host), GENERIC)
 
@@ -178,7 +178,7 @@ class RecordedService:
 
     Args:
         known: (seconds to the first token, tokens per second after it) pairs that a client may know beforehand.
-        rows: the same, from which replies are drawn.
+        rows: pairs of the same kind, from which replies are drawn.
 
     Raises:
         ConfigError: either is empty.
@@ -226,7 +226,7 @@ def read_services(path: Path, by: Sequence[str] = ()) -> dict[str, list[tuple[fl
     spaces.
 
     A row needs ``ttft_s``. It also needs ``tokens_per_s`` (or ``tps``), or the seconds of the whole answer (``e2e_s`` or ``total_s``) and
-    its tokens (``output_tokens``, or else a fourth of ``output_chars``). Rows of failed requests (``success`` is false, or the time is 0)
+    its tokens (``output_tokens``, or else a quarter of ``output_chars``). Rows of failed requests (``success`` is false, or the time is 0)
     are left out.
 
     Raises:

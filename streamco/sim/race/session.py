@@ -1,4 +1,4 @@
-"""The driver of the race machine in SimPy, which runs the same machine as on asyncio in virtual time."""
+"""The driver of the race machine in SimPy. It runs the same machine as the asyncio driver, in virtual time."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class ScriptedSource:
     """An endpoint that plays a script.
 
     Args:
-        script: (seconds after opening, event), in order.
+        script: (seconds after opening, event) pairs, in order.
         cancel_takes: seconds that a cancel takes.
     """
 
@@ -105,7 +105,7 @@ class SimulatedRace(SimulatedMachine[Event, Command]):
 
     Args:
         log: collects (now, event or None, commands) of every step.
-        watch: if given, is told which endpoints fail and answer, as by the live driver.
+        watch: if given, it is told which endpoints fail and which answer, as with the live driver.
         on_over: called once when the answer and all work for it have ended.
 
     Attributes:

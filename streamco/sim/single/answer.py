@@ -1,4 +1,4 @@
-"""Simulates one speculated answer: the same machine as on asyncio, with a simulated device, verifier and remote stream."""
+"""Simulates one speculated answer, with the same machine as on asyncio and a simulated device, verifier and remote stream."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class SimulatedReader:
         """Receive a command.
 
         Raises:
-            AssertionError: the command doesn't fit the ones before it.
+            AssertionError: the command contradicts the ones before it.
         """
         match command:
             case DeliverIds(ids, "draft"):
@@ -94,8 +94,8 @@ class SpeculationOutcome(Struct, frozen=True, kw_only=True):
         ids: committed tokens, including the end token if it was committed.
         reason: "stop" or "length", or None if the answer failed.
         error: why it failed, or None if it didn't.
-        seconds: time until its end.
-        reader: the reader, with what was delivered.
+        seconds: time from its start to its end.
+        reader: the reader, with the tokens that were delivered.
         report: the speculation machine's report.
         made: tokens that the device wrote.
         bytes_up: bytes of all drafts.
@@ -175,7 +175,7 @@ class SimulatedSpeculation(SimulatedMachine[SpeculationEvent, SpeculationCommand
                 assert_never(command)
 
     def _check(self, name: str, ids: list[int]) -> None:
-        """Check that a sequence that continues the answer has all committed tokens, and nothing else before its own."""
+        """Check that a sequence that continues the answer begins with the committed tokens."""
         settled = self._speculation.answer.ids
         if ids[: len(settled)] != settled[: len(ids)]:
             raise AssertionError(f"{name}: expected to begin with {settled}, got {ids}")
@@ -212,7 +212,7 @@ def simulate_answer(
     log: Log | None = None,
     before: Callable[[simpy.Environment, SimulatedSpeculation], None] | None = None,
 ) -> SpeculationOutcome | None:
-    """Simulate one answer, and return its outcome, or None if nothing more happens but it hasn't ended.
+    """Simulate one answer, and return its outcome, or None if the simulation stops before the answer has ended.
 
     Args:
         pair: estimates that the answer updates.

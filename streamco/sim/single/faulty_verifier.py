@@ -62,10 +62,10 @@ class Fault(Struct, frozen=True):
     """The fault of one round.
 
     Args:
-        kind: ``draft lost`` or ``verdict lost``, along with the connection; ``refused``, for the draft; ``slow``, for a late verdict;
-            ``mute``, if the verdict never comes.
-        seconds: for a loss, the time until it is noticed; for a refusal, the time until the draft may be sent again (below 0 if not given);
-            for a slow verdict, its delay.
+        kind: ``draft lost`` or ``verdict lost`` if it is lost along with the connection; ``refused`` if the server refuses the draft;
+            ``slow`` if the verdict is late; ``mute`` if it never comes.
+        seconds: for a loss, the time until it is noticed; for a refusal, the time until the draft may be sent again (below 0 if the server
+            doesn't say); for a slow verdict, its delay.
     """
 
     kind: FaultKind
@@ -73,24 +73,24 @@ class Fault(Struct, frozen=True):
 
 
 Faults = Callable[[int], Fault | None]
-"""Function from a draft's number, counted from 0, to its fault, or None if it has none."""
+"""Function that returns the fault of a draft, or None if it has none, given the draft's number, counted from 0."""
 
 
 class VerifyingServer(Struct, frozen=True, kw_only=True):
     """The properties of a server that verifies drafts, and also writes remote streams.
 
     Args:
-        model: the target model, which gets the answer's ids.
+        model: the target model, which is called with the answer's ids.
         step: seconds that a forward pass over one token or a round takes.
         read_time: additional seconds for each token that it reads or verifies.
         prompt_time: seconds to read the prompt.
         is_sampled: True if the answer is drawn, False if the likeliest tokens are taken.
         end_ids: tokens that end the text.
         context: maximum tokens of the answer, or None for no limit.
-        connect_trips: round trips to connect.
+        connect_trips: number of round trips that it takes to connect.
         faults: faults of the rounds.
         remembers: True if a resumed session still has its context, False if the context is sent again from a random position.
-        verifier_fails_at, remote_fails_at: seconds at which either fails, or None for never.
+        verifier_fails_at, remote_fails_at: seconds after which either fails, or None if it never does.
     """
 
     model: TokenModel
@@ -143,7 +143,7 @@ class FaultyVerifierSession:
             call_at(env, server.verifier_fails_at, self._fail)
 
     def run(self, command: ConnectVerifier | SendDraft | CloseVerifier) -> None:
-        """Start to carry out the command."""
+        """Start carrying out the command."""
         if self._is_closed:
             raise AssertionError(f"a session that was closed can't take {type(command).__name__}")
         match command:
@@ -292,7 +292,7 @@ class SimulatedRemote:
             call_at(env, server.remote_fails_at, self._fail)
 
     def run(self, command: OpenRemote | CloseRemote) -> None:
-        """Start to carry out the command."""
+        """Start carrying out the command."""
         match command:
             case OpenRemote(version, ids, max_tokens):
                 if self._version is not None:

@@ -1,4 +1,4 @@
-"""How many tokens are drafted and accepted, for drafts that end at a threshold and for trees (HAT, sections 3.4, 3.5 and 4.1).
+"""Computes how many tokens are drafted and accepted, for drafts that end at a threshold and for trees (HAT, sections 3.4, 3.5 and 4.1).
 
 A recorded or drawn answer says for each position whether the draft layer's token is the model's, how confident it is, and which of its
 choices is the model's (``sim.workload``). After a wrong token, the record continues with the right text, which affects only the draft's

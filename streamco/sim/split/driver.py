@@ -1,4 +1,4 @@
-"""The driver of the split machine in SimPy, which runs the same machine as on asyncio in virtual time."""
+"""The driver of the split machine in SimPy. It runs the same machine as the asyncio driver, in virtual time."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class SimulatedSplit(SimulatedMachine[SplitEvent, SplitCommand]):
         self._server = server
 
     def receive(self, event: SplitEvent) -> None:
-        """Give the machine an event that happens now. The device reads the states that it completes."""
+        """Give the machine an event that happens now. If it completes the states that the machine waits for, the device reads them."""
         was_waiting = self.machine.is_waiting
         super().receive(event)
         if isinstance(event, StatesArrived) and was_waiting and not self.machine.is_waiting:

@@ -204,7 +204,7 @@ def _row(outcome: SplitAnswerOutcome) -> RequestRow:
 
 
 def _located(workload: WorkloadOptions, scenario: Scenario) -> WorkloadOptions:
-    """Return the workload with its files located next to the experiment's. A missing file may be packaged, or in ``$STREAMCO_DATA``."""
+    """Return the workload with files located next to the experiment's file. Other files may be packaged, or in ``$STREAMCO_DATA``."""
 
     def locate(path: str | None) -> str | None:
         return path if path is None or not (found := scenario.locate(path)).exists() else str(found)

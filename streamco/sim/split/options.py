@@ -30,8 +30,8 @@ class SplitDevicePool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         heads_ms: time of a pass through all Medusa heads.
         draft_head_ms: time of a pass through the draft layer's own, smaller head, or None if it uses the model's.
         row_ms: time that each further row adds to a pass through input layers or head.
-        head_row_ms: time that each further row adds to a pass through the head, or None for ``row_ms``.
-        branch_share: time that each further branch adds to a draft step, as a share of it.
+        head_row_ms: time that each further row adds to a pass through the head, or None to use ``row_ms``.
+        branch_share: time that each further branch adds to a draft step, as a share of the step.
         paces: factors on all times, one for each mode. A device changes its mode every ``pace_requests`` requests.
     """
 
@@ -52,7 +52,7 @@ class SplitDevicePool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class LinkRange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The link of a device. Its rates are drawn anew for each request, uniformly between two bounds.
+    """The link of a device. New rates are drawn for each request, uniformly between two bounds.
 
     Args:
         rtt_ms: milliseconds of a round trip without payload.
@@ -77,7 +77,7 @@ class MiddleServerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         model, gpu, engine: hardware for which times are predicted; see ``sim.hardware.forward_pass_times``.
         time_factor: factor on these times, because the middle layers aren't the whole model.
         row_costs_ms: instead of the hardware, pairs of rows and milliseconds of a batch, which are interpolated.
-        stages: number of pipeline stages (P). In each of them a batch takes its time divided by P.
+        stages: number of pipeline stages (P). In each stage, a batch takes its time divided by P.
     """
 
     model: str | None = None
@@ -101,7 +101,7 @@ class SplitWorldOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         link: link of each device.
         state_bytes: bytes of a hidden state on the wire (A), which is 2 for each of the model's dimensions in half precision.
         pace_requests: number of requests after which a device changes its mode.
-        is_shared: True if the answers that a device works on at a time share its processor and link, False if each has its own.
+        is_shared: True if the answers that a device works on at the same time share its processor and link, False if each has its own.
     """
 
     device_pools: tuple[SplitDevicePool, ...]
@@ -134,7 +134,7 @@ class SplitPolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_field
             device nor link waits for an answer, or None for no limit.
         prompt_rows: deep states of a prompt that come back: ``all``, as in the paper, or only the ``last`` one, which is the only one used.
         room: maximum rows of a batch, or None for no limit.
-        is_merged: True if the server reads all chunks of a prompt that have arrived in one batch, False if one after the other.
+        is_merged: True if the server reads all chunks of a prompt that have arrived in one batch, False if one after another.
         prefill_sla_ms, decode_sla_ms: time limits for 128 tokens of a prompt and for 10 tokens of an answer, for the metrics that give the
             share within them.
     """

@@ -61,7 +61,7 @@ class SplitAnswerOutcome(Struct, kw_only=True):
         bytes_up, bytes_down: bytes on the link, including headers.
         device_seconds: time that the processor took for the prompt.
         link_seconds: total time that the prompt's chunks and their states were on the way, even if these times overlapped.
-        server_seconds: time that the prompt's chunks were at the server.
+        server_seconds: total time that the prompt's chunks were at the server.
     """
 
     request: SimulatedRequest
@@ -139,7 +139,10 @@ class SimulatedSplitAnswer:
     # The prompt
 
     def _plan(self, rows: int, _computed: int) -> PromptPlan:
-        """Return how the rows still to be sent are cut. Within one moment the plan stays the same, as opening the session takes no time."""
+        """Plan how to cut the rows that are still to be sent.
+
+        Within one moment the plan stays the same, because opening the session takes no time.
+        """
         if self._planned is not None and self._planned[:2] == (self._env.now, rows):
             return self._planned[2]
         size = self._chunk_rows(rows)
@@ -169,7 +172,7 @@ class SimulatedSplitAnswer:
         return fastest_chunk_size(prompt, self._chunk_times(), largest=self._policy.room).size
 
     def _load_rows(self) -> float:
-        """Return the rows that the server computes anyway. Equation 3 includes rows of prompts."""
+        """Return how many rows the server computes anyway. Equation 3 includes rows of prompts."""
         load = self._server.load
         return load.rows if self._policy.chunking == "balanced" else load.steady_rows
 
@@ -288,7 +291,7 @@ class SimulatedSplitAnswer:
         call_at(self._env, self._device.occupy(self._env.now, seconds), lambda: self._driver.receive(RowsComputed(command.stop)))
 
     def read(self, _event: StatesArrived) -> None:
-        """Read the states that came; see ``DeviceSide``."""
+        """Read the states that have come; see ``DeviceSide``."""
         self._answered.succeed()
 
     def _is_prompt(self, position: int) -> bool:

@@ -1,7 +1,7 @@
 """A device of a split model in virtual time: its processor, its modes and its link (HAT, section 4.1).
 
-The device changes its mode every few requests, and its link's rates change with each request. Its answers share processor and link, each of
-which does one thing at a time, or each answer has its own, if the experiment says so.
+The device changes its mode every few requests, and its link's rates change with each request. Its answers share its processor and
+link, each of which does one thing at a time. If the experiment says so, each answer has a processor and link of its own instead.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class SimulatedSplitDevice:
 
     Args:
         number: index that identifies the device.
-        pool: its kind.
+        pool: the options of its kind.
         link: its link.
         pace_requests: requests after which it changes its mode.
         is_shared: True if its answers share processor and link.
@@ -95,7 +95,7 @@ class SimulatedSplitDevice:
         self._free = 0.0
 
     def begin(self) -> SimulatedSplitDevice:
-        """Count a request that begins, which may change the mode and changes the rates. Return the device that it uses: this or its own."""
+        """Count a request that begins, which changes the rates and perhaps the mode. Return the device that it uses: this one or a copy."""
         if self._requests % self._pace_requests == 0:
             self._pace = self._rng.choice(self._pool.paces)
         self._requests += 1
@@ -113,29 +113,29 @@ class SimulatedSplitDevice:
         return self._free > now
 
     def occupy(self, now: float, seconds: float) -> float:
-        """Use the processor for this long, after its present work, and return the seconds until that is done."""
+        """Use the processor for this long, after the work that it already has, and return the seconds until then."""
         self._free = max(now, self._free) + seconds
         return self._free - now
 
     # Seconds that its passes take in its current mode
 
     def input_seconds(self, rows: int = 1) -> float:
-        """Return how many seconds rows take through the input layers."""
+        """Return how many seconds a pass of rows through the input layers takes."""
         return self._seconds(self._pool.input_ms, self._pool.row_ms * (rows - 1))
 
     def head_seconds(self, rows: int = 1) -> float:
-        """Return how many seconds rows take through the head."""
+        """Return how many seconds a pass of rows through the head takes."""
         pool = self._pool
         return self._seconds(pool.head_ms, (pool.row_ms if pool.head_row_ms is None else pool.head_row_ms) * (rows - 1))
 
     def step_seconds(self, branches: int = 1) -> float:
-        """Return how many seconds a draft step takes: input layers, draft layer and head, on several branches at once."""
+        """Return how many seconds a draft step takes, through input layers, draft layer and head, for several branches at once."""
         pool = self._pool
         head = pool.head_ms if pool.draft_head_ms is None else pool.draft_head_ms
         return self._seconds(pool.input_ms, pool.draft_ms, head) * (1 + pool.branch_share * (branches - 1))
 
     def tree_seconds(self, rows: int) -> float:
-        """Return how many seconds Medusa's heads take, plus the tree's rows through the input layers."""
+        """Return how many seconds Medusa's heads and a pass of the tree's rows through the input layers take."""
         return self._seconds(self._pool.heads_ms) + self.input_seconds(rows)
 
     def _seconds(self, *milliseconds: float) -> float:

@@ -22,7 +22,7 @@ from streamco.sim.driver import call_at
 __all__ = ["BatchSeconds", "SimulatedSplitServer", "SentRows"]
 
 BatchSeconds = Callable[[int, int, int], float]
-"""Function from (rows, rows in the caches of the batch's sessions, sessions) to the seconds of a batch over all stages."""
+"""Function that returns the seconds of a batch over all stages, given its rows, its sessions' cached rows, and the number of sessions."""
 
 
 class SentRows(Struct, kw_only=True):
@@ -32,9 +32,9 @@ class SentRows(Struct, kw_only=True):
         session: name that identifies the session.
         device: name of its device.
         kind: ``prefill`` for a prompt's chunk, ``verify`` for the rows of a round.
-        position: index of the first row in its sequence. Rows that the server has from there on were rejected, and are dropped.
+        position: index of the first row in its sequence. Rows that the server already has from there on were rejected, and it drops them.
         rows: number of rows.
-        emit: called when the last stage has computed the last of them.
+        emit: called when the last stage has computed the last of these rows.
     """
 
     session: str
@@ -62,17 +62,17 @@ class SimulatedSplitServer:
 
     Args:
         seconds: returns the seconds of a batch.
-        costs: seconds by number of rows, measured before there was any load.
+        costs: seconds of a batch by number of rows, measured before there was any load.
         policy: forms the batches.
         stages: number of pipeline stages.
-        is_merged: True if all waiting chunks of a session are one part of a batch, False if one chunk comes after the other.
+        is_merged: True if all waiting chunks of a session are one part of a batch, False if they are read one after the other.
         on_batch: called with the rows and the seconds of each batch.
 
     Attributes:
         load: moving averages of the batches, which are sent to devices (equations 1 and 2).
-        stages: pipeline stages.
-        busy: seconds that the first stage has computed.
-        rows: rows that were computed.
+        stages: number of pipeline stages.
+        busy: seconds for which the first stage has been busy.
+        rows: number of rows computed.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class SimulatedSplitServer:
         self._pass_stages(rows, prompts, seconds, ended)
 
     def _pass_stages(self, rows: int, prompt_rows: int, seconds: float, ended: list[SentRows]) -> None:
-        """Pass a batch through all stages. The first stage is free for the next batch before the last one has computed this batch."""
+        """Pass a batch through all stages. The first stage is free for the next batch before the last stage has computed this one."""
         each, moment = seconds / self.stages, self._env.now
         for stage, free in enumerate(self._free):
             moment = max(moment, free) + each

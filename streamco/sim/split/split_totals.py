@@ -14,10 +14,10 @@ PROMPT_UNIT, ANSWER_UNIT = 128, 10  # numbers of tokens for which section 4.2 gi
 
 
 class SplitTotals:
-    """Counts and sums. Metrics without measurements are left out.
+    """Counts and sums over all answers and batches. Metrics without measurements are left out.
 
     Args:
-        policy: has the time limits.
+        policy: the policy, which has the time limits.
         stages: number of the server's pipeline stages.
     """
 

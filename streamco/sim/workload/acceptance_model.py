@@ -1,4 +1,4 @@
-"""A model of acceptance sequences for pairs without a recording: a two-state Markov chain with its own mean in every request, and its fit.
+"""A model of acceptance sequences for model pairs without a recording: a two-state Markov chain with its own mean in every request.
 
 A request has its own acceptance m, drawn from a Beta distribution with the given mean and concentration k, because a draft model predicts
 some texts better than others. Within the request, whether a token is accepted depends only on the token before it:
@@ -127,7 +127,7 @@ class AcceptanceMetrics(Struct, frozen=True, kw_only=True):
         spread: standard deviation of the requests' means.
         autocorrelation: autocorrelation at distances 1, 2, ... over all requests, about the common mean.
         accepted_runs, rejected_runs: mean lengths of runs that neither begin nor end with the sequence.
-        long_runs: share of such runs of accepted tokens that are longer than 8.
+        long_runs: share of these runs of accepted tokens that are longer than 8.
         round_tokens: mean tokens of a round by window, including the target's own token. All drafts are as long as the window, and rounds
             follow each other from the beginning of the answer.
     """
@@ -188,7 +188,7 @@ _TURNS = 6  # each turn searches a third of the previous range
 
 
 def fit_acceptance(sequences: Iterable[bytes]) -> AcceptanceOptions:
-    """Return the options with the likeliest mean, concentration and persistence for these sequences, and defaults for the others.
+    """Return the options with the likeliest mean, concentration and persistence for these sequences, and defaults for the other options.
 
     The concentration needs 50 requests or more, because a few hundred tokens say little about it.
 
@@ -232,6 +232,6 @@ def _transitions(sequence: bytes) -> list[int]:
 
 
 def _chances(own: Floats, persistence: float) -> Floats:
-    """Return the probabilities of these six transitions, by a request's own mean."""
+    """Return the probabilities of the six transitions in ``_transitions``, by a request's own mean."""
     stays, comes = own + persistence * (1 - own), own * (1 - persistence)
     return np.stack([own, 1 - own, stays, 1 - stays, comes, 1 - comes])

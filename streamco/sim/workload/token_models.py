@@ -44,7 +44,7 @@ class DeterministicModel:
     """A model that gives all probability to one token, which follows from the position, the token before it and the seed.
 
     Attributes:
-        next_token: returns the token for (number of ids so far, last id or 0). Draft models agree with it or don't.
+        next_token: returns the token for (number of ids so far, last id or 0). A draft model can use it to agree or disagree on purpose.
     """
 
     def __init__(self, seed: int) -> None:
@@ -60,7 +60,7 @@ class DeterministicModel:
 
 
 def choose_token(distribution: Mapping[int, float], rng: Random | None) -> int:
-    """Return a token drawn from a distribution or, without ``rng``, the likeliest (the lowest of equal ones)."""
+    """Return a token drawn from a distribution or, without ``rng``, the likeliest token (the lowest one if several are equal)."""
     if rng is None:
         return max(distribution, key=lambda token: (distribution[token], -token))
     return rng.choices(list(distribution), list(distribution.values()))[0]

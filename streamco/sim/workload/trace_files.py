@@ -91,7 +91,7 @@ def _packaged() -> dict[str, Traversable]:
 
 
 def read_about(trace: str) -> Mapping[str, str]:
-    """Return a trace's description from its first line (``about``, ``target``, ``draft``, ``recorded``, ``how``), empty if it has none.
+    """Return a trace's description from its first line (``about``, ``target``, ``draft``, ``recorded``, ``how``), or {} if it has none.
 
     Raises:
         ConfigError: there is no such trace.
@@ -103,7 +103,7 @@ def read_about(trace: str) -> Mapping[str, str]:
 
 
 def read_trace(trace: str) -> Iterator[TraceRow]:
-    """Yield the rows of a packaged trace (``packaged_traces``) or of a file, in its order.
+    """Yield the rows of a packaged trace (``packaged_traces``) or of a file, in order.
 
     If a file isn't at its path, it is looked for in the folder ``$STREAMCO_DATA``.
 
@@ -160,7 +160,7 @@ def _decode_about(line: bytes) -> _About | None:
 
 
 def read_gaps(path: str) -> array[float]:
-    """Return the seconds between the arrivals in a CSV file, in its order, 8 bytes each.
+    """Return the seconds between the arrivals in a CSV file, in order, in 8 bytes each.
 
     Args:
         path: path of a file with a column ``arrival_s`` or ``arrival_ms``.
@@ -185,7 +185,7 @@ def read_gaps(path: str) -> array[float]:
 
 
 def read_lengths(path: str) -> tuple[array[int], array[int]]:
-    """Return the tokens of prompts and of answers, in a CSV file's order. Rows in which either is 0 are left out.
+    """Return the tokens of the prompts and of the answers in a CSV file, in order. Rows in which either is 0 are left out.
 
     Args:
         path: path of a file with the columns of Azure's, Mooncake's or DSD's traces.

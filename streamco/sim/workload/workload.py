@@ -82,7 +82,7 @@ class LengthOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The distribution of a length in tokens, either uniform or log-normal.
 
     Args:
-        uniform: smallest and largest length; both and all in between are equally likely.
+        uniform: smallest and largest length; these two and all lengths in between are equally likely.
         log_normal: a log-normal distribution, rounded, and clipped to ``least`` and ``most``.
         least, most: bounds of the log-normal distribution, in tokens.
 
@@ -156,15 +156,15 @@ class WorkloadOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Args:
         trace: name of a packaged trace or path of a JSON-lines file, or None to generate requests.
-        requests: number of requests, or None for each of the trace's once. A trace with fewer requests is repeated in a different order.
-        arrivals: ``trace`` for arrivals as recorded, in the trace's order. With others, the trace is shuffled from the beginning.
+        requests: number of requests, or None to use each row of the trace once. A shorter trace is repeated in a different order.
+        arrivals: ``trace`` for arrivals as recorded, in the trace's order. With other arrivals, the trace is shuffled from the beginning.
         prompt, output: without a trace, the number of tokens, or its distribution.
         lengths: without a trace, a CSV file with prompt and answer in each row, from which rows are drawn instead of ``prompt`` and
             ``output``.
         acceptance: without a trace, the parameters of the acceptance sequences.
         horizon_s: seconds during which requests arrive, however many there are; the last ones are answered afterwards. Only with
             ``poisson_per_s`` or ``azure``. With None, the number of requests determines the duration.
-        warm_up_s: seconds at the beginning during which nothing is measured, while the world fills and its clients learn.
+        warm_up_s: seconds at the beginning during which nothing is measured, while the simulated world fills up and its clients learn.
         system_prompt: number of tokens before each prompt, the same for all; each device and each server reads them once.
 
     Raises:
@@ -221,7 +221,7 @@ def read_requests(options: WorkloadOptions, *, devices: int | None = None, seed:
         seed: seed of all random draws; equal seeds give equal requests.
 
     Raises:
-        ConfigError: a file can't be read or used, or a row is invalid, when it is reached.
+        ConfigError: a file can't be read or used, or a row that is reached is invalid.
     """
     if devices is not None and devices < 1:
         raise ConfigError(f"devices: expected at least 1, got {devices}")
@@ -262,7 +262,7 @@ def _arriving(options: WorkloadOptions, devices: int | None, seed: int) -> Itera
 
 
 def _as_recorded(trace: str, devices: int | None, requests: int | None, rng: Random) -> Iterator[tuple[float, int | None, TraceRow]]:
-    """Yield the trace, and then repeat its arrivals, after the last one, with its rows in a different order each time."""
+    """Yield the trace's requests, and then repeat its arrivals after the last one, with the rows in a different order each time."""
     kept: list[TraceRow] = []
     last = 0.0
     for number, row in enumerate(read_trace(trace), 1):
@@ -302,7 +302,7 @@ def _generated(options: WorkloadOptions, seed: int) -> Iterator[TraceRow]:
 
 
 def _lengths(options: WorkloadOptions, rng: Random) -> Iterator[tuple[int, int]]:
-    """Yield (prompt, output) in tokens, without end."""
+    """Yield (prompt, output) in tokens, endlessly."""
     if options.lengths is not None:
         prompts, outputs = read_lengths(options.lengths)
         while True:

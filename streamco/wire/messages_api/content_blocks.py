@@ -1,9 +1,9 @@
-"""The conversation of a request to the Messages API as chat messages.
+"""Translates the conversation in a request to the Messages API into chat messages.
 
-A user's message with tool results becomes several chat messages: a tool message for each result, then the user's. Adjacent text blocks are
-a message's parts; in an assistant's message, a system prompt and a tool result they are joined. Thinking is sent back only with the tool
-calls of the last turn (``keep_open_reasoning``), because servers refuse it elsewhere; its signature means nothing to them. Images in
-results become the user's (``place_images``).
+A user message with tool results becomes several chat messages: a tool message for each result, then a user message. Adjacent text blocks
+become parts of a message, but in an assistant message, a system prompt or a tool result they are joined. Thinking is sent back only with
+the tool calls of the last turn (``keep_open_reasoning``), because servers refuse it elsewhere. Its signature means nothing to them. Images
+in results move into a user message (``place_images``).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _ROLES = ("user", "assistant", "system")
 
 
 def read_conversation(fields: Fields) -> list[Json]:
-    """Return the messages of a request, its system prompt first.
+    """Return the chat messages of a request, with the system prompt first.
 
     Args:
-        fields: the request; ``system`` and ``messages`` are read.
+        fields: the request's fields, of which ``system`` and ``messages`` are read.
 
     Raises:
-        FieldError: a message or a block that can't be served.
+        FieldError: a message or a block can't be served.
     """
     messages: list[Json] = []
     if (system := fields.take("system")) is not None:
@@ -56,10 +56,10 @@ def read_conversation(fields: Fields) -> list[Json]:
 
 
 def referenced_tools(messages: Any) -> set[str]:
-    """Return the names of the tools to which results of a tool search refer.
+    """Return the names of the tools that the results of tool searches mention.
 
     Args:
-        messages: the request's decoded field; malformed parts are skipped, and refused when they are read.
+        messages: the request's field ``messages``, decoded. Malformed parts are skipped here, and refused later when they are read.
     """
     contents = [message.get("content") for message in objects_of(messages)]
     results = [block.get("content") for content in contents for block in objects_of(content) if block.get("type") == "tool_result"]
@@ -74,7 +74,7 @@ def _blocks(value: Any, where: str) -> list[Fields]:
 
 
 def _texts(value: Any, where: str) -> list[str]:
-    """Return the texts of blocks that must be text."""
+    """Return the texts of a list of blocks, which must all be text blocks."""
     texts = []
     for block in _blocks(value, where):
         kind = block.needed_text("type")
@@ -124,7 +124,7 @@ def _image_url(block: Fields) -> str:
 
 
 def _tool_result(block: Fields) -> Json:
-    """Return a tool's message. Chat has no mark for a failed call, so the text says it, unless it already does."""
+    """Return a tool message. Chat has no flag for a failed call, so "Error: " is put before the text unless it mentions an error."""
     content, where = block.take("content", ""), block.where("content")
     result = content if isinstance(content, str) else [_result_part(each) for each in _blocks(content, where)]
     message = tool_message(block.needed_text("tool_use_id"), result)
@@ -134,7 +134,7 @@ def _tool_result(block: Fields) -> Json:
 
 
 def _result_part(block: Fields) -> Json:
-    """Return a block of a tool's result as a chat part."""
+    """Translate one block of a tool's result into a chat part."""
     kind = block.needed_text("type")
     match kind:
         case "text":
@@ -147,7 +147,7 @@ def _result_part(block: Fields) -> Json:
 
 
 def _answer(content: Any, where: str) -> Json:
-    """Return the assistant's message."""
+    """Translate an assistant message."""
     if isinstance(content, str):
         return {"role": "assistant", "content": content}
     texts, thoughts, calls = [], [], []

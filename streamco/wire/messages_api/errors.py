@@ -24,16 +24,16 @@ _TYPES = {
 }
 
 
-_TOO_LONG = "prompt is too long"  # the API's wording, by which agents know that they have to shorten their chats
+_TOO_LONG = "prompt is too long"  # the API's wording, which tells agents to shorten their chats
 
 
 def message_error(status: int, message: str, *, code: str | None = None) -> dict[str, Any]:
-    """Return the error object for an HTTP status, which is also the content of a stream's event ``error``.
+    """Return the error object for an HTTP status. A stream's ``error`` event has the same content.
 
     Args:
         status: the HTTP status.
-        message: expected, got, where.
-        code: OpenAI's machine-readable reason, for which this API has no field, or None.
+        message: what was expected, what came instead, and where.
+        code: OpenAI's machine-readable error code, or None. This API has no field for it.
     """
     if code == CONTEXT_EXCEEDED and _TOO_LONG not in message:
         message = f"{_TOO_LONG}: {message}"

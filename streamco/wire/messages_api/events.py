@@ -1,7 +1,7 @@
 """Encodes an answer in the form of Anthropic's Messages API: a ``message`` object, or a stream of events that build it up.
 
-Source: Anthropic API reference, messages and messages/streaming. Reasoning is a ``thinking`` block without a signature, a refusal is text.
-The prompt's length is only known at the end, so ``message_start`` says 0 and ``message_delta`` has the count.
+Source: Anthropic API reference, messages and messages/streaming. Reasoning becomes a ``thinking`` block without a signature, and a
+refusal becomes text. The prompt's length is only known at the end, so ``message_start`` says 0 and ``message_delta`` has the count.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REASONS = {
 
 
 def message_usage(usage: CompletionUsage | None) -> Json:
-    """Return the usage in this API's form, which counts cached prompt tokens separately; ``is_estimated`` is only included if true."""
+    """Return the usage in this API's form, which counts cached prompt tokens separately. ``is_estimated`` is only included if true."""
     if usage is None:
         return {"input_tokens": 0, "output_tokens": 0}
     details = usage.prompt_tokens_details
@@ -46,13 +46,13 @@ def message_usage(usage: CompletionUsage | None) -> Json:
 
 
 class MessageEvents:
-    """Encodes one answer; see ``AnswerEncoder``.
+    """Encodes one answer as a message of this API; see ``AnswerEncoder``.
 
     Args:
         name: random letters and digits, from which the message's id is made.
-        model: name of the model, if no chunk has one.
-        created: ignored, because this API's answers don't have it.
-        skips_reasoning: leave out reasoning.
+        model: name of the model, sent if no chunk names one.
+        created: ignored, because this API's answers have no such field.
+        skips_reasoning: True to leave out reasoning.
     """
 
     def __init__(self, *, name: str, model: str, created: int, skips_reasoning: bool = False) -> None:
@@ -66,18 +66,18 @@ class MessageEvents:
 
     @property
     def keepalive(self) -> bytes:
-        """A ``ping`` event, or a comment before ``message_start``, which readers expect first."""
+        """A ``ping`` event, or a comment if ``message_start`` hasn't been sent, because readers expect that event first."""
         return _PING if self._has_begun else KEEPALIVE
 
     def opening(self) -> bytes:
-        """Return the event that begins a message."""
+        """Return the event that begins a message, or b"" when called again."""
         if self._has_begun:
             return b""
         self._has_begun = True
         return _emit("message_start", message=self._message([], None, message_usage(None)))
 
     def event(self, chunk: ChatCompletionChunk) -> bytes:
-        """Return the events of a chunk."""
+        """Encode a chunk as events, after the opening if that hasn't been sent."""
         if not self._has_begun:
             self._model = chunk.model or self._model
         return self.opening() + self._encode(self._parts.add(chunk))
@@ -94,11 +94,11 @@ class MessageEvents:
         return _emit("message_delta", delta=delta, usage=message_usage(self._parts.usage)) + _emit("message_stop")
 
     def failing(self, failure: Failure) -> bytes:
-        """Return the event of a failure, after any text and whole calls that waited for the end of another call."""
+        """Return the event that reports a failure. Text and whole calls that waited for the end of another call come before it."""
         return self._encode(self._parts.fail()) + named_event("error", message_error(failure.status, str(failure), code=failure.code))
 
     def whole(self, answer: ChatCompletion, reason: str | None) -> bytes:
-        """Return the message as one object.
+        """Encode a whole answer as one message object.
 
         Raises:
             AnswerFormError: the arguments of a tool call aren't a JSON object, although the answer ended by itself.
@@ -172,7 +172,7 @@ def _stop_reason(reason: str | None, stop: str | None, parts: Sequence[AnswerPar
 
 
 def _input(part: AnswerPart, *, is_cut: bool) -> Json:
-    """Return the decoded arguments of a tool call; {} if there are none, the part isn't a call, or a limit cut them off."""
+    """Return the decoded arguments of a tool call, or {} if there are none, the part isn't a call, or a limit cut them off."""
     if part.call is None or not part.text:
         return {}
     try:

@@ -1,6 +1,6 @@
-"""Request bodies of Anthropic's Messages API, from chat messages and the fields of a chat request.
+"""Builds request bodies for Anthropic's Messages API from chat messages and the fields of a chat request.
 
-Fields that this API names differently get its names. All others are passed on unchanged, and the server refuses what it doesn't know.
+Fields that have another name in this API are renamed. All others are passed on unchanged, and the server refuses any that it doesn't know.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ def build_message_body(
     max_tokens: int,
     extra: Mapping[str, Any] | None = None,
 ) -> Json:
-    """Build the body of a streamed ``POST /v1/messages``, a new dict; the caller's objects are not changed.
+    """Build the body of a streamed ``POST /v1/messages`` as a new dict, without changing the caller's objects.
 
     Args:
-        messages: the conversation in chat's form.
+        messages: the conversation, as chat messages.
         model: the model's name.
-        sampling: sampling options; those that are None are left out.
+        sampling: sampling options. Options that are None are left out.
         max_tokens: the limit if ``sampling`` has none, because this API needs one.
         extra: additional fields of a chat request.
 
     Raises:
-        ValueError: a message has a part that this API can't express, or a call's arguments aren't a JSON object; the text says which.
+        ValueError: a message has a part that this API can't express, or a call's arguments aren't a JSON object. The message says which.
     """
     system, conversation = _read_messages(messages)
     limit = max_tokens if sampling.max_tokens is None else sampling.max_tokens
@@ -62,7 +62,7 @@ def build_message_body(
 
 
 def _output_settings(further: Json) -> Json:
-    """Return the field ``output_config``, after removing its chat fields."""
+    """Remove the chat fields that belong in ``output_config``, and return that field's value."""
     output: Json = {}
     if (effort := further.pop("reasoning_effort", None)) is not None:
         output["effort"] = effort
@@ -94,7 +94,7 @@ def _choice(choice: Any, parallel: Any) -> Json:
 
 
 def _read_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Json]]:
-    """Return the system prompt's texts and the other messages; consecutive tool results are joined into one message."""
+    """Return the system prompt's texts and the other messages. Consecutive tool results are joined into one message."""
     system: list[str] = []
     conversation: list[Json] = []
     for message in messages:

@@ -1,7 +1,7 @@
-"""A request to Anthropic's Messages API as a chat request.
+"""Translates a request to Anthropic's Messages API into a chat request.
 
-Fields that chat requests have, too, are passed on under their chat names. What neither can do is refused by name. Fields that the API
-doesn't have are passed on unchanged, because a server may know them.
+Fields that chat requests also have are passed on under their chat names. Fields that chat can't express are refused, with an error that
+names the field. Fields that the API doesn't have are passed on unchanged, because a server may know them.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _EFFORTS = ((4_000, "low"), (16_000, "medium"))  # by the budget of thinking tok
 
 
 def read_message_request(body: bytes) -> TranslatedRequest:
-    """Return the chat request for a body of ``/v1/messages``.
+    """Translate a request body of ``/v1/messages`` into a chat request.
 
     Raises:
-        FieldError: a field that can't be served.
+        FieldError: a field can't be served.
     """
     fields = decode_fields(body)
     limit = fields.count("max_tokens")
@@ -46,10 +46,10 @@ def read_message_request(body: bytes) -> TranslatedRequest:
 
 
 def read_count_request(body: bytes) -> TranslatedRequest:
-    """Return the chat request for a body of ``/v1/messages/count_tokens``, whose tokens are only counted.
+    """Translate a request body of ``/v1/messages/count_tokens`` into a chat request, of which only the tokens are counted.
 
     Raises:
-        FieldError: a field that can't be served.
+        FieldError: a field can't be served.
     """
     fields = decode_fields(body)
     fields.skip("stream", "max_tokens")
@@ -84,7 +84,7 @@ def _read(fields: Fields, chat: Json) -> TranslatedRequest:
 
 
 def _read_edits(fields: Fields) -> None:
-    """Accept but ignore edits that clear parts of the prompt, so the model reads what would be cleared. Refuse all others."""
+    """Accept but ignore edits that clear parts of the prompt, so that the model still reads these parts. Refuse all other edits."""
     management = fields.inner("context_management")
     if management is None:
         return
@@ -96,9 +96,9 @@ def _read_edits(fields: Fields) -> None:
 
 
 def _read_tools(fields: Fields, chat: Json, messages: Any) -> None:
-    """Read the tools. Deferred ones are left out, as Anthropic leaves them out of the model's prompt, until a tool search has found them.
+    """Read the tools. Like Anthropic, leave out deferred tools until a tool search has found them.
 
-    A choice that names a tool offers it. Without tools there is nothing to choose, and servers refuse a choice.
+    A deferred tool that ``tool_choice`` names is included. Without tools the choice is dropped, because servers would refuse it.
     """
     tools = [(tool.flag("defer_loading"), _tool(tool)) for tool in fields.objects("tools")]
     choice = _read_choice(fields)
@@ -111,7 +111,7 @@ def _read_tools(fields: Fields, chat: Json, messages: Any) -> None:
 
 
 def _read_choice(fields: Fields) -> Json:
-    """Return the chat fields for the choice of tools."""
+    """Translate ``tool_choice`` into the chat fields for it."""
     choice = fields.inner("tool_choice")
     if choice is None:
         return {}
@@ -162,7 +162,7 @@ def _read_output(fields: Fields, chat: Json) -> None:
 
 
 def _read_thinking(fields: Fields, chat: Json) -> bool:
-    """Set the effort that is nearest to a budget of thinking tokens; return True if the answer leaves out thinking."""
+    """Set the reasoning effort nearest to the budget of thinking tokens. Returns True if the answer must leave out thinking."""
     thinking = fields.inner("thinking")
     if thinking is None:
         return False

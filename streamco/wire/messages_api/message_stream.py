@@ -1,7 +1,7 @@
-"""Parses the Messages API's streamed answers: bytes in, chat chunks out.
+"""Parses the Messages API's streamed answers: bytes go in, chat chunks come out.
 
-Text, thinking and tool calls become deltas. What a chat chunk can't express (signatures, citations, blocks of Anthropic's own tools) is in
-the delta's additional field ``content_blocks``: parts of the API's content blocks, each with the ``index`` and the ``type`` of its block.
+Text, thinking and tool calls become deltas. Signatures, citations and blocks of Anthropic's own tools, which a chat chunk can't express,
+are in the delta's additional field ``content_blocks``. It lists parts of content blocks, each with its block's ``index`` and ``type``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PIECES = {
     "signature_delta": "signature",
     "citations_delta": "citation",
 }
-"""Types of deltas, and the field that holds the piece. Some gateways leave out the type, or send the block's type."""
+"""The field that holds the text of each type of delta. Some gateways leave out the type, or send the block's type instead."""
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
 _COUNTS = {
     "input_tokens": ("input_tokens", "prompt_tokens"),  # the second name is the chat API's, which some gateways keep
@@ -50,9 +50,9 @@ class _Block:
     """A content block that has begun.
 
     Args:
-        kind: its type; "" if it never began.
-        call: number of the tool call, if it is one.
-        given: the input that came at its start.
+        kind: the block's type, or "" if its start never came.
+        call: number of the tool call, or None if the block isn't one.
+        given: the input that came with the block's start.
     """
 
     __slots__ = ("call", "given", "has_input", "kind", "pieces")
@@ -66,7 +66,7 @@ class _Block:
 
 
 class MessageStreamParser(EventStreamParser):
-    """Turns the body of one streamed message into chunks; see ``EventStreamParser``."""
+    """Turns the body of one streamed message into chat chunks; see ``EventStreamParser``."""
 
     first_event = "message_start"
     foreign_types = ("response.",)
@@ -137,7 +137,7 @@ class MessageStreamParser(EventStreamParser):
         self._blocks[index] = _Block(kind)
 
     def _delta(self, index: int | None, delta: dict[str, Any]) -> None:
-        """Emit a piece of the block with this index, or else of the latest block. What isn't understood is passed on unchanged."""
+        """Emit a piece of the block with this index, or of the latest block if there is none. Unknown fields are passed on unchanged."""
         if not self._blocks:
             self._blocks[index] = _Block("")
         if index not in self._blocks:
@@ -155,7 +155,7 @@ class MessageStreamParser(EventStreamParser):
             self._provide(index, {"type": self._blocks[index].kind or kind.removesuffix("_delta"), **whole_values(rest)})
 
     def _read_piece(self, index: int | None, name: str, piece: Any) -> bool:
-        """Emit or hold a piece of a block, by the name of its field. Returns False if it isn't understood or is empty."""
+        """Emit or hold a piece of a block, depending on its field's name. Returns False if the field is unknown or the piece is empty."""
         match name:
             case "text" if text_of(piece):
                 self._write(self._join(index, piece))
@@ -172,7 +172,7 @@ class MessageStreamParser(EventStreamParser):
         return True
 
     def _read_input(self, block: _Block, text: str) -> None:
-        """Emit a piece of a call's input. For any other block, the reader gets the input when the block ends."""
+        """Emit a piece of a call's input. The input of any other block is held until the block ends."""
         if block.call is not None and text:
             block.has_input = True
             self._call(block.call, text)
@@ -182,7 +182,7 @@ class MessageStreamParser(EventStreamParser):
             self.ends.record_output()
 
     def _stop_block(self, index: int | None) -> None:
-        """Emit what was held of a block. Its input at the start counts if none came in pieces."""
+        """Emit what is held of a block. The input that came with its start is used if no pieces followed."""
         self._end_text(index)
         block = self._blocks.pop(index, None)
         if block is None:
@@ -194,7 +194,7 @@ class MessageStreamParser(EventStreamParser):
             self._provide(index, {"type": block.kind or "tool_use", "input": _read_json("".join(block.pieces))})
 
     def _end_text(self, index: int | None) -> None:
-        """Emit the half of a character with which a block's text or its input ends."""
+        """If a block's text or input ends with half a character, emit the replacement character for it."""
         half, block = self._halves.give_up(index), self._blocks.get(index)
         if not half:
             return
@@ -215,7 +215,7 @@ class MessageStreamParser(EventStreamParser):
         self._give_usage()
 
     def _give_usage(self) -> None:
-        """Emit the usage that came without a stop reason, or after it."""
+        """Emit usage that came without a stop reason, or after the stop reason."""
         if self._counts != self._given and self._has_begun:
             self._emit(ChoiceDelta(), usage=self._usage())
 
@@ -249,7 +249,7 @@ class MessageStreamParser(EventStreamParser):
                 self._counts[name] = count
 
     def _usage(self) -> CompletionUsage | None:
-        """Return the counts so far, to be given to the reader with the next chunk."""
+        """Return the usage so far, and record that the reader gets it with the next chunk."""
         counts = self._counts
         self._given = dict(counts)
         if not counts:

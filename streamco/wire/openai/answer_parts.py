@@ -1,12 +1,12 @@
-"""The parts of an answer in the order in which they began: runs of text, of reasoning and of refusal, and tool calls.
+"""Splits an answer into its parts, in the order in which they began: runs of text, reasoning or refusal, and tool calls.
 
-Chat chunks don't say where a part begins and ends; the events of other APIs do. A run ends when another part begins. A call begins with its
-first arguments, when its name is complete. If its name comes after them it begins then, because other APIs name a call at its start; what
-follows it waits. A call ends when another part begins, if its arguments are complete by then, because servers may send the pieces of
-parallel calls in turn. What is still open at the end of the answer ends there.
+Chat chunks don't say where a part begins and ends, but the events of other APIs do. A run ends when another part begins. A call begins with
+its first arguments, because its name is complete then. If the name comes later, the call begins with the name, because other APIs name a
+call at its start, and later parts wait. A call ends when another part begins, but only if its arguments are complete by then, because
+servers may send the pieces of parallel calls in turn. Parts that are still open at the end of the answer end there.
 
-In the Messages API's events, each part has to end before the next one begins. So there, what follows a call is held until the call's
-arguments are complete, or the answer ends.
+In the Messages API, each part has to end before the next one begins. So the parts after a call are held until the call's arguments are
+complete or the answer ends.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ PartKind = Literal["text", "reasoning", "refusal", "call"]
 
 
 class AnswerPart:
-    """One part so far.
+    """The text of one part so far.
 
     Args:
         kind: the kind of part.
-        call: the tool call's name and id, if it is a call.
+        call: the tool call's name and id, or None if the part isn't a call.
     """
 
     __slots__ = ("_json", "call", "index", "is_open", "kind", "logprobs", "pieces")
@@ -38,7 +38,7 @@ class AnswerPart:
         self.kind = kind
         self.call = call
         self.index = -1
-        """Number of the part in the answer, from 0; -1 if it has not begun."""
+        """Number of the part in the answer, from 0, or -1 if the part hasn't begun."""
         self.is_open = False
         self.pieces: list[str] = []
         self._json = JSONPieces(self.pieces)
@@ -46,7 +46,7 @@ class AnswerPart:
 
     @property
     def text(self) -> str:
-        """The text so far; for a call, its arguments or its input."""
+        """The text so far. For a call, this is its arguments or its input."""
         return "".join(self.pieces)
 
     @property
@@ -56,18 +56,18 @@ class AnswerPart:
 
     @property
     def is_whole(self) -> bool:
-        """True if the part may end: a function call's arguments must be whole JSON, and anything else may end anywhere."""
+        """True if the part may end. A function call's arguments must be whole JSON, and any other part may end anywhere."""
         return self.call is None or self.call.is_custom or self._json.is_whole
 
 
 class PartBegan(Struct, frozen=True):
-    """A part has begun; it has no text yet."""
+    """A part has begun. It has no text yet."""
 
     part: AnswerPart
 
 
 class PartGrew(Struct, frozen=True):
-    """A part has received this text, with the log-probabilities of its tokens."""
+    """A part has grown by this text, with the log-probabilities of its tokens."""
 
     part: AnswerPart
     text: str
@@ -84,16 +84,16 @@ PartEvent = PartBegan | PartGrew | PartEnded
 
 
 class AnswerParts:
-    """Follows the first choice of one answer.
+    """Splits the first choice of one answer into parts, chunk by chunk.
 
     Args:
-        skips_reasoning: leave out reasoning.
-        is_sequential: each part ends before the next one begins.
+        skips_reasoning: True to leave out reasoning.
+        is_sequential: True if each part must end before the next one begins.
     """
 
     def __init__(self, *, skips_reasoning: bool = False, is_sequential: bool = False) -> None:
         self.begun: list[AnswerPart] = []
-        """The parts that have begun, in that order."""
+        """The parts that have begun, in the order in which they began."""
         self.usage: CompletionUsage | None = None
         self.finish_reason: str | None = None
         self.matched_stop: str | None = None
@@ -101,7 +101,7 @@ class AnswerParts:
         self._skips_reasoning = skips_reasoning
         self._is_sequential = is_sequential
         self.is_held = False
-        """True if parts wait for the end of a call."""
+        """True if parts are waiting for the end of a call."""
         self._calls = ToolCalls()
         self._by_call: dict[int, AnswerPart] = {}
         self._waiting: deque[AnswerPart] = deque()  # calls without arguments so far, and held parts
@@ -109,7 +109,7 @@ class AnswerParts:
         self._last: AnswerPart | None = None  # the part that began last
 
     def add(self, chunk: ChatCompletionChunk) -> list[PartEvent]:
-        """Add the next chunk, and return the events for what it begins, adds and ends."""
+        """Add the next chunk, and return the events for parts that it begins, continues or ends."""
         if chunk.usage is not None:
             self.usage = chunk.usage
         events: list[PartEvent] = []
@@ -130,7 +130,7 @@ class AnswerParts:
         return events
 
     def fail(self) -> list[PartEvent]:
-        """Return the events of parts that still wait for another call when the answer fails: runs of text, and complete calls."""
+        """When the answer fails, return the events of runs of text and complete calls that were still waiting for another call."""
         events: list[PartEvent] = []
         ready = [part for part in self._waiting if part.pieces and part.has_name and part.is_whole]
         if ready and self._is_sequential and self._last is not None:
@@ -192,7 +192,7 @@ class AnswerParts:
             self._release(part, events)
 
     def _begin_run(self, kind: PartKind, events: list[PartEvent]) -> AnswerPart:
-        """Return a new run of text, which is held if it can't begin yet."""
+        """Begin a run of text and return it. If it can't begin yet, it is held, or joined to a held run of its kind."""
         self._begin_waiting(events)
         held = self._waiting[-1] if self._waiting else None
         if held is not None and held.kind == kind:
@@ -203,7 +203,7 @@ class AnswerParts:
         return run
 
     def _release(self, call: AnswerPart, events: list[PartEvent]) -> None:
-        """End a complete call, and begin the parts that waited for it, except calls that have no arguments yet."""
+        """End a complete call, and begin the parts that were waiting for it, except calls that have no arguments yet."""
         _end(call, events)
         self.is_held = False
         self._begin_filled(events)
@@ -215,7 +215,7 @@ class AnswerParts:
             self._begin_waiting(events, until=filled[-1])
 
     def _begin_waiting(self, events: list[PartEvent], *, until: AnswerPart | None = None) -> None:
-        """Begin the waiting parts in their order, up to a call without a name, unless they are held."""
+        """Begin the waiting parts in their order, up to the first call without a name, unless they are held."""
         while self._waiting and not self.is_held:
             part = self._waiting[0]
             if not part.has_name or not self._begin(part, events):
@@ -225,7 +225,7 @@ class AnswerParts:
                 return
 
     def _begin(self, part: AnswerPart, events: list[PartEvent]) -> bool:
-        """Begin a part and return True, or return False if it is held because the last one is a call that hasn't ended."""
+        """Begin a part and return True, or return False if it must be held because the call before it hasn't ended."""
         last = self._last
         if last is not None and last.is_open:
             if last.is_whole:
@@ -252,7 +252,7 @@ def _end(part: AnswerPart, events: list[PartEvent]) -> None:
 
 
 def content_logprobs(logprobs: Any) -> list[Any]:
-    """Return the log-probabilities of a choice's text, one object per token, or [] if it has none."""
+    """Return the log-probabilities of a choice's text, one object for each token, or [] if it has none."""
     found = logprobs.get("content") if isinstance(logprobs, dict) else None
     return found if isinstance(found, list) else []
 
@@ -261,9 +261,9 @@ def message_parts(message: ChatCompletionMessage, logprobs: Any = None, *, skips
     """Return the parts of a whole message: reasoning, text, refusal, calls.
 
     Args:
-        message: the message.
-        logprobs: log-probabilities of its choice.
-        skips_reasoning: leave out reasoning.
+        message: the message to split.
+        logprobs: log-probabilities of the message's choice.
+        skips_reasoning: True to leave out reasoning.
     """
     parts = []
     texts: list[tuple[PartKind, str | None]] = [

@@ -30,7 +30,7 @@ _Model = TypeVar("_Model", bound=ResponseModel)
 
 
 class CompletionAssembler:
-    """Collects the chunks of one answer. ``completion`` may be called at any time, even for an answer that broke off."""
+    """Collects the chunks of one answer. You can call ``completion`` at any time, even if the answer broke off."""
 
     def __init__(self) -> None:
         self._first: ChatCompletionChunk | None = None
@@ -62,7 +62,7 @@ class CompletionAssembler:
             parts.add(choice)
 
     def completion(self) -> ChatCompletion:
-        """Return the answer so far, with its choices in the order of their indexes."""
+        """Return the answer so far, with its choices ordered by index."""
         first = self._first or ChatCompletionChunk()
         completion = ChatCompletion(
             id=first.id,
@@ -78,13 +78,13 @@ class CompletionAssembler:
 
 
 def _complete(whole: _Model, further: FurtherParts, *, dropping: tuple[str, ...] = (), keeps_numbers: bool = True) -> _Model:
-    """Return an object with the additional fields of its parts, set as its own fields if it declares them and has no value yet.
+    """Add a server's additional fields to an assembled object. Fields that the object declares are only set if they have no value yet.
 
     Args:
-        whole: the object.
-        further: the fields.
-        dropping: names to leave out.
-        keeps_numbers: False leaves out numbers and booleans. In a delta they are about one token (``token_id``), not about the message.
+        whole: the assembled object.
+        further: the collected additional fields.
+        dropping: names of fields to leave out.
+        keeps_numbers: False leaves out numbers and booleans, which in a delta are about one token (``token_id``), not the message.
     """
     found = {
         name: value
@@ -99,7 +99,7 @@ def _complete(whole: _Model, further: FurtherParts, *, dropping: tuple[str, ...]
 
 
 def assemble(chunks: Iterable[ChatCompletionChunk]) -> ChatCompletion:
-    """Return the completion that these chunks form."""
+    """Assemble chunks into a completion."""
     assembler = CompletionAssembler()
     for chunk in chunks:
         assembler.add(chunk)
@@ -112,7 +112,7 @@ _PROVIDED = ("native_finish_reason", "content_filter_results", "stop_reason", "m
 
 
 class _ChoiceParts:
-    """The pieces of one choice so far; they are joined once, at the end."""
+    """The pieces of one choice so far. They are joined only once, at the end."""
 
     def __init__(self) -> None:
         self.content: list[str] = []
@@ -165,7 +165,7 @@ class _ChoiceParts:
             self.delta_further.add(further)
 
     def _add_logprobs(self, new: Any) -> None:
-        """Join the lists in ``content``, ``refusal`` (chat) or ``tokens``, ``token_logprobs`` ... (completions)."""
+        """Append to the lists in ``content``, ``refusal`` (chat) or ``tokens``, ``token_logprobs`` ... (completions)."""
         if not isinstance(new, dict) or not isinstance(self.logprobs, dict | None):
             self.logprobs = new
             return
@@ -202,7 +202,7 @@ class _ChoiceParts:
 
 
 def _tool_call(call: CallParts, *, is_whole: bool) -> ToolCall:
-    """Return a call. A complete one without arguments gets an empty object, as in answers that are not streamed."""
+    """Assemble a call from its parts. A complete call without arguments gets an empty object, as in answers that are not streamed."""
     text = "".join(call.arguments)
     if call.is_custom:
         custom = _complete(CustomCall(call.name, text), call.function_further)

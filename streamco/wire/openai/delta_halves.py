@@ -1,4 +1,4 @@
-"""Halves of characters in the deltas of a chat answer, whose texts continue in other deltas."""
+"""Joins halves of characters in the deltas of a chat answer, where a text continues in later deltas."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 
 _Model = TypeVar("_Model", bound=ResponseModel)
 _Text = tuple[int, str, int]
-"""Number of a choice, name of one of its texts and, for a call's text, the call's number."""
+"""Identifies a text: the number of its choice, its name and, for a call's text, the call's number, otherwise 0."""
 
 
 class DeltaHalves:
-    """Joins the halves of characters in the deltas of one answer; its parser owns it.
+    """Joins the halves of characters in the deltas of one answer. Each parser owns one.
 
-    A half is given up, as U+FFFD, when the choice continues with another text, because servers that cut characters write one text after
-    the other.
+    If a choice continues with another text, a half is given up and becomes U+FFFD, because servers that cut characters write one text
+    after the other.
     """
 
     def __init__(self) -> None:
         self._halves = TextHalves()
         self._open: dict[int, set[_Text]] = {}  # texts with a held half, by choice
         self.is_open = False
-        """True if a half waits for the other one."""
+        """True if a half is waiting for its other half."""
 
     def join(self, choice: ChunkChoice) -> bool:
-        """Make the characters of a choice's delta whole. Returns True if it ends with half a character, which is held.
+        """Make the characters in a choice's delta whole. Returns True if a text ends with half a character, which is held back.
 
         Args:
-            choice: the choice, with its number and its calls' numbers as the reader gets them.
+            choice: the choice. It and its calls must already have the numbers that the reader gets.
         """
         before = self._open.pop(choice.index, set())
         held: set[_Text] = set()
@@ -76,7 +76,7 @@ class DeltaHalves:
         return bool(held)
 
     def give_up_all(self) -> list[tuple[int, ChoiceDelta]]:
-        """Return the ends of texts with a held half, one delta per choice, each with its number. Afterwards nothing is held."""
+        """Drop all held halves. Returns one delta for each choice that had some, with the choice's number, to end its texts with U+FFFD."""
         self._open.clear()
         self.is_open = False
         ends: dict[int, ChoiceDelta] = {}
@@ -86,14 +86,14 @@ class DeltaHalves:
 
 
 def make_whole(model: _Model) -> _Model:
-    """Replace the halves of characters in an object's additional fields, which no other half follows, and return the object."""
+    """Replace halves of characters in an object's additional fields, where no other half can follow, and return the object."""
     further = further_fields(model)
     further.update({name: whole_values(value) for name, value in further.items()})
     return model
 
 
 def _pieces(delta: ChoiceDelta) -> Iterator[tuple[tuple[str, int], Any, str]]:
-    """Yield name and number of each text of which a delta may have a piece, with the owner of the piece and its name there."""
+    """Yield each piece of text that a delta may have: name and number of its text, the object that has it, and its field there."""
     for name in _TEXTS:
         yield (name, 0), delta, name
     further = further_fields(delta)
@@ -109,7 +109,7 @@ def _pieces(delta: ChoiceDelta) -> Iterator[tuple[tuple[str, int], Any, str]]:
 
 
 def _with_half(delta: ChoiceDelta, text: _Text) -> ChoiceDelta:
-    """Return a delta that ends a text with half a character, and has no other piece of it."""
+    """Add U+FFFD to a delta, as the end of a text of which the delta has no piece."""
     _, name, number = text
     match name:
         case "arguments":

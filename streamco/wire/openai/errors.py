@@ -1,9 +1,16 @@
-"""Errors in OpenAI-compatible answers: status, message, and how long to wait.
+"""Reads errors in OpenAI-compatible answers: status, message, and how long to wait.
 
-Servers agree on little: OpenAI, DeepSeek, Azure and most others send ``{"error": {"message", "type", "code"}}``, Anthropic
-``{"type": "error", "error": {...}}``, Google ``{"error": {"code", "message", "status", "details"}}`` (in a list when streamed),
-Mistral and FastAPI servers ``{"detail": ...}``, x.ai ``{"code": "...", "error": "..."}``, Bedrock and Cohere ``{"message": ...}``,
-DashScope ``{"code", "message"}``, FastChat and old vLLM ``{"object": "error", "message", "code"}``. The last four come in streams, too.
+Servers agree on little. OpenAI, DeepSeek, Azure and most others send ``{"error": {"message", "type", "code"}}``. Others send:
+
+- Anthropic: ``{"type": "error", "error": {...}}``
+- Google: ``{"error": {"code", "message", "status", "details"}}``, in a list when streamed
+- Mistral and FastAPI servers: ``{"detail": ...}``
+- x.ai: ``{"code": "...", "error": "..."}``
+- Bedrock and Cohere: ``{"message": ...}``
+- DashScope: ``{"code", "message"}``
+- FastChat and old vLLM: ``{"object": "error", "message", "code"}``
+
+The last four come in streams, too.
 """
 
 from __future__ import annotations
@@ -89,13 +96,13 @@ _STATUS_BY_NAME = {
 def status_error(
     status: int, headers: Mapping[str, str], body: bytes, *, now: float | None = None, endpoint: str = ""
 ) -> EndpointStatusError:
-    """Return the error for a response with an HTTP status other than 2xx.
+    """Build the error for a response with an HTTP status other than 2xx.
 
     Args:
         status: the HTTP status.
-        headers: the answer's headers, with names in any case.
-        body: the answer's body; the first 64 KiB are kept.
-        now: wall-clock seconds since the epoch, for a Retry-After that is a date. The response's own Date header takes precedence.
+        headers: the response's headers, with names in any case.
+        body: the response's body, of which the first 64 KiB are kept.
+        now: wall-clock seconds since the epoch, used if Retry-After is a date and the response has no Date header.
         endpoint: name of the endpoint that answered.
     """
     body = body[:_BODY_BYTES]
@@ -113,10 +120,10 @@ def status_error(
 
 
 def stream_error(value: Any) -> EndpointStatusError:
-    """Return the error for an error object inside a stream that began with status 200.
+    """Build the error for an error object inside a stream that began with status 200.
 
     Args:
-        value: the decoded event, an object with an ``error`` or a bare error.
+        value: the decoded event, which is an object with an ``error`` or is itself the error.
     """
     status = find_status(value)
     message = find_message(value) or "no message"
@@ -131,7 +138,7 @@ def stream_error(value: Any) -> EndpointStatusError:
 
 
 def find_error(value: Any) -> Any:
-    """Return the error in a decoded event or body: at the top, in a choice (OpenRouter) or in x_groq, or None if there is none."""
+    """Find the error in a decoded event or body: at the top level, in a choice (OpenRouter) or in x_groq. Returns None if there is none."""
     if isinstance(value, list):
         return next((found for item in value if (found := find_error(item)) is not None), None)
     if not isinstance(value, dict):
@@ -142,11 +149,11 @@ def find_error(value: Any) -> Any:
 
 
 def is_bare_error(value: Any, *, is_all: bool) -> bool:
-    """Return True if an object without choices is an error, although it has no ``error``.
+    """Return True if an object without choices is itself an error, although it has no field ``error``.
 
     Args:
         value: a decoded event or body.
-        is_all: nothing else came. Then a message without a status is enough; before the end, it may be a notice from the server.
+        is_all: True if nothing else came. Then a message without a status is enough. Earlier it may be just a notice from the server.
     """
     if not isinstance(value, dict) or "choices" in value:
         return False
@@ -156,7 +163,7 @@ def is_bare_error(value: Any, *, is_all: bool) -> bool:
 
 
 def find_message(value: Any) -> str:
-    """Return the human-readable text of an error body in any of the known shapes, or "" if there is none."""
+    """Find the human-readable text in an error body of any known shape. Returns "" if there is none."""
     if isinstance(value, str):
         return _shorten(value)
     if isinstance(value, list):
@@ -171,10 +178,10 @@ def find_message(value: Any) -> str:
 
 
 def find_code(value: Any, *, status: int) -> str | None:
-    """Return the reason that an error object names in its ``code``, or None if it names none, or a number.
+    """Return the text in an error object's ``code``, or None if it has no code or a number.
 
-    A prompt that is too long is always "context_length_exceeded", even if a server says so in other words: Anthropic, Google,
-    llama.cpp's server, Mistral, SGLang, vLLM and xAI have no code for it.
+    The code for a prompt that is too long is always "context_length_exceeded", even if the server only says so in its message. Anthropic,
+    Google, llama.cpp's server, Mistral, SGLang, vLLM and xAI have no code for it.
     """
     error = find_error(value)
     holder = error if isinstance(error, dict) else value
@@ -187,7 +194,7 @@ def find_code(value: Any, *, status: int) -> str | None:
 
 
 def find_status(value: Any) -> int:
-    """Return an error object's HTTP status: the number it carries, else what its ``code``, ``status`` or ``type`` name means, else 500."""
+    """Return the HTTP status of an error object: its number, or the status that its ``code``, ``status`` or ``type`` names, or 500."""
     found = _find_status(value)
     return found if found is not None else 500
 
@@ -206,22 +213,22 @@ def _find_status(value: Any) -> int | None:
 
 
 def _fold(name: Any) -> str:
-    """Return an error's name as in the table, without what follows a dot (DashScope's ``Throttling.RateQuota``) and only details it."""
+    """Return an error's name as the table spells it, without details after a dot (DashScope's ``Throttling.RateQuota``)."""
     return name.partition(".")[0].lower().replace("-", "_") if isinstance(name, str) else ""
 
 
 def _read_number(value: Any) -> int | None:
-    """Return an HTTP error status written as 429, 429.0 or "429"."""
+    """Return an HTTP error status that is written as 429, 429.0 or "429", or None for any other value."""
     if isinstance(value, str) and len(value) == 3 and value.isascii() and value.isdigit():
         value = int(value)
     return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and 400 <= value <= 599 else None
 
 
 def parse_retry_after(headers: Mapping[str, str], *, now: float | None = None, body: Any = None) -> float | None:
-    """Return the seconds that the server asks to wait, or None if it doesn't say.
+    """Return how many seconds the server asks the client to wait, or None if it doesn't say.
 
-    It reads ``retry-after-ms`` (OpenAI, Azure), ``Retry-After`` in seconds or as an HTTP date (RFC 9110 10.2.3; measured from the
-    response's own Date, or else from ``now``), and Google's ``RetryInfo.retryDelay`` in the body.
+    It reads ``retry-after-ms`` (OpenAI, Azure), ``Retry-After`` in seconds or as an HTTP date (RFC 9110 10.2.3), and Google's
+    ``RetryInfo.retryDelay`` in the body. A date is compared with the response's own Date header, or else with ``now``.
     """
     lowered = {name.lower(): value for name, value in headers.items()}
     milliseconds = _read_seconds(lowered.get("retry-after-ms", ""))

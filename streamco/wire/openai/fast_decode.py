@@ -1,7 +1,7 @@
 """Fast decoders, which turn the JSON of one event into a chunk in a single pass.
 
-The types refuse unknown fields, so the decoders raise for an event that has some. Such an event is decoded again, with these fields: see
-``extended_decode``.
+The types refuse unknown fields, so the decoders raise an error for an event that has any. ``extended_decode`` then decodes the event again
+and keeps these fields.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Api = Literal["chat", "completions"]
 class TextChoice(Struct, forbid_unknown_fields=True):
     """One choice of a legacy completion.
 
-    Servers send the last four with each token, mostly null. Only null fits, so that an event with another value takes the decoder that
-    keeps unknown fields.
+    Servers send the last four fields with each token, mostly as null. Their types allow only null, so that an event with another value goes
+    to the decoder that keeps unknown fields.
     """
 
     text: str = ""
@@ -54,18 +54,18 @@ class TextChunk(Struct, forbid_unknown_fields=True):
 
 
 decode_chat_chunk = msgspec.json.Decoder(ChatCompletionChunk).decode
-"""Decode a chat completion event; raises msgspec.DecodeError or UnicodeDecodeError if a field is unknown or has another type."""
+"""Decode a chat completion event. Raises msgspec.DecodeError or UnicodeDecodeError if a field is unknown or has another type."""
 
 _decode_text = msgspec.json.Decoder(TextChunk).decode
 
 
 def decode_text_chunk(payload: bytes) -> ChatCompletionChunk:
-    """Decode a legacy text completion event as a chat chunk: ``text`` becomes ``delta.content``. It raises like ``decode_chat_chunk``."""
+    """Decode a legacy text completion event to a chat chunk, with ``text`` as ``delta.content``. Raises like ``decode_chat_chunk``."""
     return make_chat_chunk(_decode_text(payload))
 
 
 def make_chat_chunk(event: TextChunk) -> ChatCompletionChunk:
-    """Return a legacy completion's event as a chat chunk."""
+    """Convert an event of a legacy completion to a chat chunk."""
     return ChatCompletionChunk(
         id=event.id,
         choices=[

@@ -1,4 +1,4 @@
-"""Fields that a server sends in addition to the declared ones, at every level of an event."""
+"""Finds the fields that a server sends in addition to the declared ones, at every level of an event."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def _names(kind: type[ResponseModel]) -> frozenset[str]:
 
 
 def unknown_fields(kind: type[ResponseModel], value: Any, *, excluding: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the fields of a decoded object that its type doesn't declare, except those that are null.
+    """Return the fields of a decoded object that its type doesn't declare and that aren't null.
 
     Args:
-        kind: the type.
-        value: the object; any other JSON value has none.
-        excluding: names that have been read in another way.
+        kind: the object's type.
+        value: the object. For any other JSON value the result is empty.
+        excluding: names of fields that have already been read in another way.
     """
     if not isinstance(value, dict):
         return {}
@@ -62,10 +62,10 @@ _TEXT_NAMES = ("text", "content", "parts")
 
 
 def may_hold_text(fields: dict[str, Any]) -> bool:
-    """Return True if additional fields of a choice may hold the answer's text, in a form that nobody reads.
+    """Return True if additional fields of a choice may hold the answer's text, in a form that nothing here reads.
 
-    A text may, and so may an object with something under ``text``, ``content`` or ``parts``, even inside other objects and lists.
-    Names that are read (Moonshot's ``usage``), or that mean something else (Azure's filter), don't count.
+    This is so for a string, and for an object with a value under ``text``, ``content`` or ``parts``, even inside other objects and lists.
+    Fields that are read (Moonshot's ``usage``) or that mean something else (Azure's filter) don't count.
     """
     return any(_is_text_holder(item) for name, item in fields.items() if name not in _READ)
 
@@ -83,18 +83,18 @@ def _is_text_holder(value: Any) -> bool:
 
 
 class UnknownPart(Struct, frozen=True):
-    """What was taken out of a decoded object, for ``put_back``.
+    """The fields that ``take_unknown`` took out of a decoded object, for ``put_back``.
 
     Args:
-        fields: its own unknown fields.
-        inner: the same for objects in it, each with the field's name and, if the field is a list, the place.
+        fields: the object's own unknown fields.
+        inner: the unknown parts of inner objects, each with the field's name and, if the field is a list, the index in it.
     """
 
     fields: dict[str, Any]
     inner: list[tuple[str, int | None, UnknownPart]]
 
     def all_fields(self) -> Iterator[dict[str, Any]]:
-        """Yield the unknown fields of the object and of all objects in it."""
+        """Yield the unknown fields of the object and of all inner objects."""
         yield self.fields
         for _, _, part in self.inner:
             yield from part.all_fields()
@@ -102,17 +102,17 @@ class UnknownPart(Struct, frozen=True):
 
 @cache
 def _shape(kind: type[Struct]) -> tuple[frozenset[str], tuple[tuple[str, type[Struct]], ...]]:
-    """Return the names that a type declares, except those that may only be null, and its fields that are objects or lists of them."""
+    """Return the names that a type declares, except fields that may only be null, and its fields that are objects or lists of objects."""
     known = frozenset(each.name for each in msgspec.structs.fields(kind) if each.type is not type(None))
     return known, tuple(_NESTED.get(kind, {}).items())
 
 
 def take_unknown(kind: type[Struct], value: dict[str, Any]) -> UnknownPart | None:
-    """Remove and return the fields that a type doesn't declare from a decoded object, at all levels; None if all are null.
+    """Remove the fields that a type doesn't declare from a decoded object, at all levels. Returns them, or None if all are null.
 
     Args:
-        kind: the type.
-        value: the object; it is changed.
+        kind: the object's type.
+        value: the object, which is changed.
     """
     known, nested = _shape(kind)
     fields: dict[str, Any] = {}
@@ -134,7 +134,7 @@ def take_unknown(kind: type[Struct], value: dict[str, Any]) -> UnknownPart | Non
 
 
 def put_back(model: _Model, part: UnknownPart) -> _Model:
-    """Return what was built from a decoded object with the unknown fields that were taken out of it."""
+    """Add the unknown fields that were taken out of a decoded object to the model that was built from it, and return the model."""
     for name, place, inner in part.inner:
         child = getattr(model, name)
         if place is None:

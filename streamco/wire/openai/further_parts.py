@@ -1,11 +1,12 @@
 """Joins a server's additional fields, which come in pieces like the text.
 
-Nothing says which unknown fields are pieces and which are repeated, so these rules decide. The result of one piece is the piece.
+Nothing says which unknown fields come in pieces and which are repeated, so these rules decide. A single piece stays as it is.
 
-- In a delta: strings are joined, unless all are equal or their name is a label's; lists are joined; objects are merged.
-- Items of a list with an ``index`` (``reasoning_details`` of OpenRouter, ``executed_tools`` of Groq) are merged with the former item of
-  the same type and index. Their texts and ``citations`` are joined, and other values replace the former ones. Encrypted items come whole.
-- In a choice or a chunk: objects are merged; of all other values, the last is kept (``citations`` are repeated and grow).
+- In a delta, strings are joined unless all are equal or the field is a label such as ``role``, lists are joined, and objects are merged.
+- List items with an ``index`` (``reasoning_details`` of OpenRouter, ``executed_tools`` of Groq) are merged with the earlier item of the
+  same type and index. Their texts and ``citations`` are joined, and other values replace the earlier ones. Encrypted items come whole.
+- In a choice or a chunk, objects are merged. Of all other values, the last is kept, because lists such as ``citations`` are repeated and
+  grow.
 
 A null is kept only if no other value came.
 """
@@ -20,15 +21,15 @@ __all__ = ["FurtherParts", "join_items", "merge"]
 
 _LABELS = frozenset({"channel", "phase", "role", "type", "id", "format"})
 _TEXTS = frozenset({"text", "summary", "thinking", "signature", "data", "transcript", "arguments", "content"})
-_CITATIONS = "citations"  # of the Messages API's text blocks; they come one after the other
+_CITATIONS = "citations"  # in the Messages API's text blocks; they come one after the other
 _PIECES = _TEXTS | {_CITATIONS}
 
 
 class FurtherParts:
-    """The pieces of one object's additional fields, which are joined once, at the end.
+    """Collects the pieces of one object's additional fields, and joins them once, at the end.
 
     Args:
-        are_deltas: strings and lists are pieces, as in a delta; if False, the last value counts.
+        are_deltas: True if strings and lists are pieces, as in a delta. If False, the last value counts.
     """
 
     def __init__(self, *, are_deltas: bool) -> None:
@@ -45,16 +46,16 @@ class FurtherParts:
                 _add_newer(pieces, value)
 
     def joined(self) -> dict[str, Any]:
-        """Return the fields so far."""
+        """Return the joined fields so far."""
         if not self._are_deltas:
             return {name: merge(pieces) for name, pieces in self._pieces.items()}
         return {name: _join(name, pieces) for name, pieces in self._pieces.items()}
 
 
 def _add_newer(pieces: list[Any], value: Any) -> None:
-    """Add a value of a field whose last value counts. Only objects, which are merged, need the former ones.
+    """Add a value of a field whose last value counts. Earlier values are kept only for objects, which are merged.
 
-    The former values are dropped because a server may repeat a long list in each event.
+    Other earlier values are dropped, because a server may repeat a long list in each event.
     """
     if value is None and pieces:
         return
@@ -90,7 +91,7 @@ def merge(pieces: Sequence[Any], *, name: str = "") -> Any:
 
 
 def join_items(lists: Sequence[list[Any]]) -> list[Any]:
-    """Return the joined items of all lists by the module's rules."""
+    """Join the items of all lists by the module's rules."""
     if len(lists) == 1:
         return lists[0]
     groups: list[list[Any]] = []
@@ -106,7 +107,7 @@ def join_items(lists: Sequence[list[Any]]) -> list[Any]:
 
 
 def _merge_item(pieces: list[Any]) -> Any:
-    """Return the item that these pieces form."""
+    """Merge the pieces of one item."""
     lists = [piece[_CITATIONS] for piece in pieces if isinstance(piece, dict) and piece.get(_CITATIONS) is not None]
     if len(lists) < 2 or not all(isinstance(each, list) for each in lists):
         return merge(pieces)
@@ -125,7 +126,7 @@ def _group(item: Any, groups: list[list[Any]], newest: dict[tuple[str, int], int
 
 
 def _key(item: Any) -> tuple[str, int] | None:
-    """Return the type and index of an item that may be a piece, or None if it is whole."""
+    """Return the type and index of an item that may be a piece, or None if the item is whole."""
     if not isinstance(item, dict) or type(item.get("index")) is not int or item.get("data") is not None:
         return None
     return str(item.get("type")), item["index"]

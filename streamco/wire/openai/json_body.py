@@ -1,4 +1,4 @@
-"""Answers that are one JSON object, whether a stream was requested or not."""
+"""Reads answers that are one JSON object, whether a stream was requested or not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["JSONBody", "decode_body", "excerpt", "is_json", "split_answer"]
 
 
 class JSONBody:
-    """Collects a body that begins with JSON. NDJSON (one JSON object per line, as in Ollama's own API) is refused at its second line.
+    """Collects a body that begins with JSON. NDJSON (one JSON object per line, as in Ollama's own API) is refused at the second line.
 
     Args:
         limit_bytes: maximum size of a body, in bytes.
@@ -32,7 +32,7 @@ class JSONBody:
         """Add bytes of the body.
 
         Raises:
-            EndpointError: the body is too large, NDJSON, or an error followed by more lines.
+            EndpointError: the body is too large, is NDJSON, or is an error followed by more lines.
         """
         self._data += data
         if len(self._data) > self.limit_bytes:
@@ -45,7 +45,7 @@ class JSONBody:
             raise _refuse_lines(self._whole_line)
 
     def _take_line(self) -> bytes:
-        """Check the first line, once, and return the bytes after it."""
+        """Check whether the first line is whole JSON, and return the bytes after it. Called once."""
         self._has_line = True
         line, _, rest = bytes(self._data).partition(b"\n")
         if is_json(line):
@@ -58,7 +58,7 @@ class JSONBody:
 
 
 def _refuse_lines(first: bytes) -> EndpointError:
-    """Return the error for lines of JSON. The first line may itself be an error: some gateways send one without ``data:``, then [DONE]."""
+    """Return the error for lines of JSON. The first line may be an error, because some gateways send one without ``data:``, then [DONE]."""
     value = decode_object(first)
     if (error := find_error(value)) is not None:
         return stream_error({"error": error})
@@ -71,7 +71,7 @@ def _refuse_lines(first: bytes) -> EndpointError:
 
 
 def decode_body(body: bytes) -> Any:
-    """Decode the JSON in a body. Blank lines before it are skipped: DeepSeek sends them while the request waits.
+    """Decode the JSON in a body. Blank lines before it, which DeepSeek sends while the request waits, are skipped.
 
     Raises:
         EndpointProtocolError: the body is not JSON.
@@ -83,7 +83,7 @@ def decode_body(body: bytes) -> Any:
 
 
 def split_answer(value: Any) -> list[ChatCompletionChunk]:
-    """Split a whole answer into two chunks: one with its content, one with finish_reason and usage.
+    """Split a whole answer into two chunks, one with its content and one with finish_reason and usage.
 
     Raises:
         EndpointError: the answer has no choices.
@@ -123,6 +123,6 @@ def is_json(data: bytes) -> bool:
 
 
 def excerpt(data: bytes, size: int = 80) -> str:
-    """Return the first ``size`` bytes of ``data`` for an error text, and its length if it is longer."""
+    """Return the first ``size`` bytes of ``data`` as text for an error message, with the length of ``data`` if it is longer."""
     text = data[:size].decode("utf-8", "replace")
     return repr(text) if len(data) <= size else f"{text!r} ... ({len(data)} bytes)"

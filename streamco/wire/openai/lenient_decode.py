@@ -1,7 +1,7 @@
-"""Lenient decoding of chunks that don't fit OpenAI's types.
+"""Leniently decodes chunks that don't fit OpenAI's types.
 
-The typed decoder refuses a whole chunk if one field has another type. The functions here decode without types, and keep what they
-understand as well as undeclared fields. That costs 15 to 30 times as much, but only for such chunks.
+The typed decoder refuses a whole chunk if one field has another type. The functions here decode without types. They keep all fields that
+they understand, and undeclared fields too. That costs 15 to 30 times as much, but only for such chunks.
 """
 
 from __future__ import annotations
@@ -49,11 +49,12 @@ def decode_object(data: bytes, *, has_pieces: bool = False) -> Any:
     """Decode JSON that may hold invalid UTF-8, lone surrogates, NaN or raw control characters.
 
     Args:
-        data: the JSON.
-        has_pieces: it is an event of a stream. Halves of characters in pieces of its texts stay as they are; others are U+FFFD.
+        data: the JSON to decode.
+        has_pieces: True if the JSON is an event of a stream. Halves of characters in its pieces of text are then kept, and others become
+            U+FFFD.
 
     Raises:
-        ValueError: it isn't JSON at all, or is nested more than 100 levels deep.
+        ValueError: the data isn't JSON at all, or is nested more than 100 levels deep.
     """
     try:
         value = check_depth(_decode_strict(data), data)
@@ -66,7 +67,7 @@ def decode_object(data: bytes, *, has_pieces: bool = False) -> Any:
 
 
 def _decode_strict(data: bytes) -> Any:
-    """Return the value, or None if it is null or faulty."""
+    """Return the decoded value, or None if it is null or the JSON is faulty."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -74,15 +75,15 @@ def _decode_strict(data: bytes) -> Any:
 
 
 def _read_integer(digits: str) -> int | float:
-    """Return an integer, or a float if it is long, because ``int`` refuses thousands of digits and no answer needs them."""
+    """Return an integer, or a float if there are many digits, because ``int`` refuses thousands of digits and no answer needs them."""
     return int(digits) if len(digits) <= _MAX_DIGITS else float(digits)
 
 
 def check_depth(value: Any, data: bytes) -> Any:
-    """Return the value if it isn't nested too deep. It is walked only if its text has enough brackets to be so.
+    """Return a decoded value unless it is nested too deep. This is checked only if its JSON has enough brackets.
 
     Raises:
-        ValueError: it is nested more than 100 levels deep.
+        ValueError: the value is nested more than 100 levels deep.
     """
     if not has_many_brackets(data):
         return value
@@ -128,9 +129,9 @@ _MAX_COUNT = 1 << 24  # tokens; the longest contexts have 10 million
 
 
 def find_usage(value: dict[str, Any]) -> CompletionUsage | None:
-    """Return a decoded chunk's token counts: its ``usage``, or the one in ``x_groq`` (Groq) or in a choice (Moonshot); None if it has none.
+    """Find a decoded chunk's ``usage``, which may also be in ``x_groq`` (Groq) or in a choice (Moonshot). Returns None if there is none.
 
-    A usage with both counts is preferred to one in which a count is zero.
+    A usage with both counts is preferred to a usage in which one count is zero.
     """
     choices = value.get("choices")
     holders = [value, value.get("x_groq"), *(choices if isinstance(choices, list) else ())]
@@ -139,7 +140,7 @@ def find_usage(value: dict[str, Any]) -> CompletionUsage | None:
 
 
 def is_plausible(usage: CompletionUsage) -> bool:
-    """Return False if a usage holds a count that no request has: below 0 or above 16 million. It is then estimated instead."""
+    """Return False if a count is below 0 or above 16 million, which no request has. The usage is then estimated instead."""
     prompt, completion, total = usage.prompt_tokens, usage.completion_tokens, usage.total_tokens
     if min(prompt, completion, total) < 0 or max(prompt, completion, total) > _MAX_COUNT:
         return False
@@ -152,9 +153,9 @@ def is_plausible(usage: CompletionUsage) -> bool:
 
 
 def newer_usage(known: CompletionUsage | None, new: CompletionUsage | None) -> CompletionUsage | None:
-    """Return a new usage if it is plausible and has a count, otherwise None.
+    """Return the new usage if it is plausible and has a count above zero, otherwise None.
 
-    Zero after a count means that the server doesn't count; it isn't a correction. So the known count replaces a zero in ``new``.
+    A zero that comes after a count isn't a correction but means that the server doesn't count. So the known count replaces it in ``new``.
     """
     if new is None or not is_plausible(new) or not (new.prompt_tokens or new.completion_tokens):
         return None
@@ -166,9 +167,9 @@ def newer_usage(known: CompletionUsage | None, new: CompletionUsage | None) -> C
 
 
 def build_usage(value: Any) -> CompletionUsage | None:
-    """Build token counts from a decoded ``usage``; None if it isn't an object, has no counts, or isn't plausible.
+    """Build the token counts from a decoded ``usage``. Returns None if it isn't an object, has no counts, or isn't plausible.
 
-    The Responses and Messages APIs call the two counts ``input_tokens`` and ``output_tokens``; so do some servers of the chat API.
+    The Responses and Messages APIs, and some servers of the chat API, call the two counts ``input_tokens`` and ``output_tokens``.
     """
     if not isinstance(value, dict):
         return None
@@ -194,7 +195,7 @@ _RENAMED = ("input_tokens", "output_tokens", "input_tokens_details", "output_tok
 
 
 def _first_count(value: dict[str, Any], *names: str) -> int | None:
-    """Return the first non-zero count among several names, zero if there are only zeros, or None if there is none."""
+    """Return the first non-zero count under one of several names, zero if all counts are zero, or None if there are none."""
     counts = [_count(count) for name in names if (count := value.get(name)) is not None and isinstance(count, int | float | str)]
     return next((count for count in counts if count), counts[0] if counts else None)
 
@@ -249,7 +250,7 @@ def _build_delta(value: dict[str, Any]) -> ChoiceDelta:
 
 
 def _split_content(value: Any) -> tuple[str | None, str | None]:
-    """Return the text and the thinking in a content, which may be a list of parts (Mistral: ``text`` and nested ``thinking`` parts)."""
+    """Return the text and the thinking in ``content``, which may be a list of parts (Mistral: ``text`` and nested ``thinking`` parts)."""
     if not isinstance(value, list):
         return _text(value), None
     text: list[str] = []
@@ -291,26 +292,26 @@ def _build_custom(value: Any) -> CustomDelta | None:
 
 
 def _text_or_json(value: Any) -> str | None:
-    """Return a string. An object in its place (Ollama's arguments) is written as JSON."""
+    """Return the value if it is a string. An object or a list (Ollama's arguments) is written as JSON."""
     return msgspec.json.encode(value).decode() if isinstance(value, dict | list) else _text(value)
 
 
 def _text(value: Any) -> str | None:
-    """Return a string. A number or boolean in its place is written as JSON, anything else is None."""
+    """Return the value if it is a string. A number or boolean is written as JSON, and anything else becomes None."""
     if isinstance(value, str):
         return value
     return msgspec.json.encode(value).decode() if isinstance(value, bool | int | float) else None
 
 
 def _count(value: Any) -> int:
-    """Return the whole number in 3, 3.0 or "3", or 0 for anything else and for impossibly large numbers."""
+    """Return the integer that is written as 3, 3.0 or "3", or 0 for anything else and for impossibly large numbers."""
     if isinstance(value, str) and len(value) <= _MAX_DIGITS and value.isascii() and value.isdigit():
         return int(value)
     return int(value) if isinstance(value, int | float) and abs(value) < 10**_MAX_DIGITS else 0
 
 
 def _index(value: Any) -> int | None:
-    """Return the index in 3, 3.0 or "3". For anything else return None, so that the delta has no index."""
+    """Return the index that is written as 3, 3.0 or "3", or None for anything else, so that the delta has no index."""
     is_number = value.isascii() and value.isdigit() if isinstance(value, str) else type(value) in {int, float}
     return _count(value) if is_number else None
 
@@ -320,11 +321,11 @@ def _get(value: Any, key: str) -> Any:
 
 
 class CumulativeText:
-    """Turns contents that repeat the text so far into increments.
+    """Turns chunks whose content repeats the text so far into chunks with only the new text.
 
-    Text that was passed on can't be taken back. If the server revises its text, nothing is passed on until a content continues what was
-    passed on before. Some servers send increments in the same form: if an answer's second content doesn't repeat the first, all are
-    increments.
+    Text that was passed on can't be taken back. If the server revises its text, nothing is passed on until a content continues the text
+    that was passed on before. Some servers send only new text in the same form. If an answer's second content doesn't repeat the first,
+    all its contents count as new text.
     """
 
     def __init__(self) -> None:
@@ -333,16 +334,16 @@ class CumulativeText:
 
     @property
     def has_begun(self) -> bool:
-        """True if any text of the first choice was passed on."""
+        """True if any text of the first choice has been passed on."""
         return 0 in self._passed
 
     def begin(self, text: str) -> None:
-        """Set the text that the first choice had in real deltas, before its first repetition."""
+        """Set the text that the first choice got from real deltas before the server began to repeat it."""
         self._passed[0] = text
         self._repeats = True if text else None
 
     def keep_new(self, chunk: ChatCompletionChunk) -> None:
-        """Reduce a chunk's contents, each of which is the whole text so far, to what is new in them."""
+        """Cut a chunk's contents, each of which is the whole text so far, down to the new text."""
         for choice in chunk.choices:
             content = choice.delta.content
             if not content:

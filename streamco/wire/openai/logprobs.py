@@ -16,7 +16,7 @@ UNLIKELY = -9999.0  # log-probability that OpenAI sends for a token that isn't a
 
 Top = Sequence[tuple[int, float]]
 TokenLogprob = tuple[int, float | None, list[tuple[int, float]]]
-"""A token's id, its log-probability (None if not known), and the likeliest (id, log-probability) in its place."""
+"""A token's id, its log-probability (None if not known), and the likeliest tokens at its position as (id, log-probability)."""
 
 
 def token_logprobs(ids: Sequence[int], tops: Sequence[Top] | None, count: int) -> list[TokenLogprob]:
@@ -24,9 +24,9 @@ def token_logprobs(ids: Sequence[int], tops: Sequence[Top] | None, count: int) -
 
     Args:
         ids: the tokens that make up the text.
-        tops: for each token, (id, probability) of the candidates in its place, best first. A token that isn't among them counts as
-            unlikely. None if not known.
-        count: number of alternatives.
+        tops: for each token, the candidates at its position as (id, probability), best first. A token that isn't among them counts as
+            unlikely. None if no candidates are known.
+        count: number of alternatives to return for each token.
     """
     if tops is None:
         return [(token, None, []) for token in ids]
@@ -39,7 +39,7 @@ def _token_logprob(token: int, top: Top, count: int) -> TokenLogprob:
 
 
 def chat_logprobs(tokens: Iterable[TokenLogprob], detokenize: Callable[[Sequence[int]], bytes]) -> ChoiceLogprobs:
-    """Return the ``logprobs`` of a choice. A log-probability that isn't known is None."""
+    """Build the ``logprobs`` field of a choice. A log-probability that isn't known is None."""
 
     def entry(token: int, logprob: float | None) -> dict[str, Any]:
         data = detokenize([token])

@@ -1,11 +1,11 @@
-"""Request bodies in MessagePack: the fields of the JSON body, and packed token ids as bytes instead of base64.
+"""Request bodies in MessagePack. They have the fields of the JSON body, but packed token ids are bytes instead of base64.
 
-``streamco serve`` accepts them as well as JSON, for hand-overs by token ids. A body is one map with text keys. Only values of the outer
-map may be bytes, because no other field of the API is bytes. Extension types are refused. The field ``continuation_tokens_packed`` is
-called ``continuation`` here, because its full name is longer than the ids of a short answer.
+``streamco serve`` accepts these bodies as well as JSON, for hand-overs by token ids. A body is one map with text keys. Only values of the
+outer map may be bytes, because the API has no other fields of bytes. Extension types are refused. The field ``continuation_tokens_packed``
+is called ``continuation`` here, because its full name is longer than the ids of a short answer.
 
-The decoder builds nothing that is larger than a small multiple of the body: arrays and maps have at most 4,096 elements, and all of them
-together have at most 65,536.
+The decoded objects are never larger than a small multiple of the body, because an array or a map may have at most 4,096 elements, and all
+of them together at most 65,536.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import msgspec
 __all__ = ["MSGPACK", "MsgpackSizeError", "decode_msgpack", "encode_msgpack"]
 
 MSGPACK = "application/vnd.msgpack"
-"""The media type that is registered with IANA."""
+"""MessagePack's media type, as registered with IANA."""
 
-_MAX_LENGTH = 4096  # elements of one array or map, because the decoder reserves the places before it has seen any
+_MAX_LENGTH = 4096  # elements of one array or map, because the decoder allocates memory for all of them first
 _MAX_ELEMENTS = 65_536
 
 _SHORT_NAMES = {"continuation_tokens_packed": "continuation"}
@@ -31,16 +31,16 @@ _msgpack: Any = import_module("msgpack")  # it has no type hints
 
 
 class MsgpackSizeError(ValueError):
-    """The body has more elements than the decoder builds."""
+    """The body has more elements than the decoder allows."""
 
 
 def encode_msgpack(body: Mapping[str, Any]) -> bytes | None:
-    """Encode a body. Values get the form that they have in JSON, and bytes in the outer map stay bytes.
+    """Encode a body. Values are encoded as they would be in JSON, and bytes in the outer map stay bytes.
 
-    Returns None if a value has no MessagePack form (an integer beyond 64 bits), or the decoder would refuse the size.
+    Returns None if MessagePack can't express a value (an integer beyond 64 bits), or if the decoder would refuse the size.
 
     Raises:
-        TypeError: a value has no JSON form.
+        TypeError: JSON can't express a value.
     """
     named = {_SHORT_NAMES.get(name, name): value for name, value in body.items()}
     fields = msgspec.to_builtins(named, builtin_types=(bytes,), str_keys=True)
@@ -53,11 +53,11 @@ def encode_msgpack(body: Mapping[str, Any]) -> bytes | None:
 
 
 def decode_msgpack(body: bytes) -> dict[str, Any]:
-    """Return the fields of a body.
+    """Decode a body, and return its fields.
 
     Raises:
-        MsgpackSizeError: it has too many elements.
-        ValueError: it isn't one MessagePack map, or contains a type that no field of the API has.
+        MsgpackSizeError: the body has too many elements.
+        ValueError: the body isn't one MessagePack map, or has a type that no field of the API has.
     """
     counter = _Counter()
     try:
@@ -85,7 +85,7 @@ def decode_msgpack(body: bytes) -> dict[str, Any]:
 
 
 class _Counter:
-    """Counts what the decoder has built so far, and finds bytes in it."""
+    """Counts the elements that the decoder has built so far, and collects the maps that hold bytes."""
 
     def __init__(self) -> None:
         self.elements = 0
@@ -112,7 +112,7 @@ class _Counter:
 
 
 def _explain(error: ValueError) -> ValueError:
-    """Return the error with this project's wording, because some of msgpack's errors have no text."""
+    """Return msgpack's error with a message in this project's words, because some of msgpack's errors have no text."""
     if isinstance(error, MsgpackSizeError):
         return error
     text = str(error)

@@ -1,21 +1,21 @@
-"""A streamed answer in MessagePack: text with packed token ids, in fewer bytes than server-sent events.
+"""Streamed answers in MessagePack: text with packed token ids, in fewer bytes than server-sent events.
 
-``streamco serve`` sends it to a client that accepts this format, which has the number 2. The body is a sequence of MessagePack
-objects, and each type has one meaning:
+``streamco serve`` sends them to clients that accept this format, which has the number 2. The body is a sequence of MessagePack objects,
+and the type of an object tells its meaning:
 
 =======  ===========================================================================================================================
-map      the beginning, once: ``id``, ``created``, ``model``, ``vocabulary`` (the fingerprint, which all ids belong to), ``format``: 2
-array    ``[text, ids]`` or ``[text, ids, finish_reason]``: a piece of the answer; ids as ``TokenCodec.pack_bare`` packs them, and 2 bytes
-         of a checksum
-nil      nothing: the server is alive
-map      the end: ``finish_reason``, ``usage``; or ``error``, OpenAI's error object
+map      the beginning, once: ``id``, ``created``, ``model``, ``vocabulary`` (fingerprint of the vocabulary of all ids), ``format``: 2
+array    ``[text, ids]`` or ``[text, ids, finish_reason]``: a piece of the answer; ids as ``TokenCodec.pack_bare`` packs them, and a
+         checksum of 2 bytes
+nil      a keep-alive
+map      the end: ``finish_reason`` and ``usage``, or ``error``, OpenAI's error object
 =======  ===========================================================================================================================
 
-A third element is sent with the piece in which a stop string begins. No ids come with it, because they would cover more than its text.
+A third element is sent with the piece in which a stop string begins. That piece has no ids, because they would cover more than its text.
 
-The checksum is the low half, little-endian, of the CRC-32 of all pieces so far: for each, its text in UTF-8, its packed ids and its finish
-reason. A connection can break inside an object and other bytes follow, which may read as a piece with other ids. An answer continued from
-these would be a different one.
+The checksum is the low half, little-endian, of the CRC-32 of all pieces so far. Each piece adds its text in UTF-8, its packed ids and its
+finish reason. If a connection breaks inside an object and other bytes follow, they may look like a piece with other ids. An answer that is
+continued from these ids would be wrong.
 
 A beginning without ``format`` comes from an older server, which sends no checksums. Only the text of such an answer is read, because an
 answer must not be continued from unchecked ids.
@@ -42,10 +42,10 @@ from streamco.wire.token_frames import TokenCodec
 __all__ = ["ACCEPTED", "FORMAT", "KEEPALIVE", "MsgpackStreamParser", "PieceEncoder", "encode_ending", "encode_error", "encode_opening"]
 
 FORMAT = 2  # of an answer; 1 had no checksums
-ACCEPTED = f"{MSGPACK};v={FORMAT}"  # what a client sends in ``Accept``; short, because a hand-over must not be larger than its text
+ACCEPTED = f"{MSGPACK};v={FORMAT}"  # the value of a client's ``Accept``; short, because a hand-over must not be larger than its text
 KEEPALIVE = b"\xc0"
 _CHECKSUM_BYTES = 2
-_FED = 64 << 10  # bytes; the unpacker's buffer holds this much in addition to an unfinished object
+_FED = 64 << 10  # bytes that the unpacker's buffer holds in addition to an unfinished object
 _MAX_LENGTH = 64  # elements of an array or map
 
 _LIMITS = Limits()
@@ -54,13 +54,13 @@ _pack: Any = _msgpack.packb
 
 
 def encode_opening(name: str, created: int, model: str, vocabulary: str) -> bytes:
-    """Return the object that begins an answer: its id, seconds since 1970, the model's name and the fingerprint of its vocabulary."""
+    """Encode the beginning of an answer: its id, its time in seconds since 1970, and the model's name and vocabulary fingerprint."""
     encoded: bytes = _pack({"id": name, "created": created, "model": model, "vocabulary": vocabulary, "format": FORMAT})
     return encoded
 
 
 class _Checksum:
-    """The checksum of the pieces of one answer."""
+    """The running checksum of one answer's pieces."""
 
     def __init__(self) -> None:
         self._crc = 0
@@ -79,32 +79,32 @@ class PieceEncoder:
         self._checksum = _Checksum()
 
     def encode(self, text: str, ids: bytes, finish_reason: str | None = None) -> bytes:
-        """Return the next piece of the answer; ``ids`` are packed."""
+        """Encode the next piece of the answer. ``ids`` are packed already."""
         checked = ids + self._checksum.add(text, ids, finish_reason)
         encoded: bytes = _pack([text, checked] if finish_reason is None else [text, checked, finish_reason])
         return encoded
 
 
 def encode_ending(finish_reason: str, usage: Mapping[str, Any] | None) -> bytes:
-    """Return the object that ends an answer; ``usage`` is OpenAI's object, or None if it wasn't requested."""
+    """Encode the end of an answer. ``usage`` is OpenAI's usage object, or None if it wasn't requested."""
     encoded: bytes = _pack({"finish_reason": finish_reason, "usage": usage})
     return encoded
 
 
 def encode_error(error: Mapping[str, Any]) -> bytes:
-    """Return the object that ends an answer which failed."""
+    """Encode the end of an answer that failed."""
     encoded: bytes = _pack({"error": error})
     return encoded
 
 
 class MsgpackStreamParser(AnswerParser):
-    """Turns the body of one streamed answer in MessagePack into chunks; attributes and methods are those of ``ChatStreamParser``.
+    """Turns a streamed answer in MessagePack into chat chunks. It has the attributes and methods of ``ChatStreamParser``.
 
     Args:
-        codec: unpacks ids. If the server's vocabulary has changed, or its format is an older one, chunks have no ids.
+        codec: unpacks the ids. Chunks have no ids if the server's vocabulary has changed or its format is older.
         endpoint: the endpoint's name in errors.
-        limits: ``event_bytes`` and ``answer_bytes``.
-        api: "chat" begins with the role.
+        limits: of these, ``event_bytes`` and ``answer_bytes`` are used.
+        api: with "chat", the first chunk has the role.
     """
 
     def __init__(self, codec: TokenCodec, *, endpoint: str = "", limits: Limits = _LIMITS, api: Api = "chat") -> None:
@@ -125,7 +125,7 @@ class MsgpackStreamParser(AnswerParser):
         """Append the chunks of the objects that the bytes complete.
 
         Raises:
-            EndpointError: they aren't MessagePack, exceed a limit, aren't an answer, or are the server's error.
+            EndpointError: the bytes aren't MessagePack, exceed a limit, aren't an answer, or are the server's error.
         """
         try:
             for start in range(0, len(data), _FED):
@@ -169,10 +169,10 @@ class MsgpackStreamParser(AnswerParser):
         return (self._chunk(ChoiceDelta("", "assistant")),) if self._api == "chat" else ()
 
     def _read_piece(self, piece: list[Any], chunks: list[ChatCompletionChunk]) -> None:
-        """Append the chunk of a piece of the answer. An empty piece has none, because 6 bytes must not become a chunk of half a kilobyte.
+        """Append a chunk for a piece of the answer. An empty piece gets none, because 6 bytes must not become a chunk of half a kilobyte.
 
         Raises:
-            EndpointError: it isn't a piece, or its finish reason means a failure; in that case its text is kept.
+            EndpointError: the array isn't a piece, or its finish reason means a failure, in which case its text is kept.
         """
         text, checked, reason = piece if len(piece) == 3 else (*piece, None) if len(piece) == 2 else (None, None, None)
         if type(text) is not str or type(checked) is not bytes or not (reason is None or type(reason) is str):

@@ -1,7 +1,7 @@
-"""Recognises an answer of another API, whose address was given instead of an OpenAI-compatible one.
+"""Recognises answers of other APIs, which come if the user gave another API's address instead of an OpenAI-compatible one.
 
-Such a server does what it was asked, so the same request would fail in the same way again. The error names the API and what to change. An
-answer that is merely not understood may be a temporary fault of the server, so it doesn't count as another API.
+The server works as intended, so the same request would fail in the same way again. The error names the API and says what to change. An
+answer that is just not understood may be a temporary fault of the server, so it doesn't count as another API.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ __all__ = ["OddEvents", "find_other_api", "foreign_answer"]
 
 
 class OddEvents:
-    """The events that aren't chunks, for the error of an answer that has nothing else."""
+    """Keeps the first events that aren't chunks, for the error if an answer has nothing else."""
 
     def __init__(self) -> None:
         self.first: bytes | None = None  # the first event, if it has neither choices nor usage
-        self.has_chunk = False  # an event that has one of them came
+        self.has_chunk = False  # True once an event with choices or usage has come
         self.text: bytes | None = None  # the first event that isn't JSON
 
 
@@ -28,8 +28,8 @@ class OtherApi(Struct, frozen=True):
     """An API other than OpenAI's chat completions.
 
     Args:
-        name: its name, with the article.
-        mark: the part of the answer that shows it.
+        name: the API's name, as in "the stream of ``name``".
+        mark: the part of the answer that identifies the API.
         remedy: what the user should change.
     """
 
@@ -49,7 +49,7 @@ _ANTHROPIC_EVENTS = ("message_start", "content_block_start", "content_block_delt
 
 
 def find_other_api(value: Any) -> OtherApi | None:
-    """Return the API that a decoded event, line or body belongs to, or None if it is none of the known ones."""
+    """Return the API that a decoded event, line or body belongs to, or None if it is no known API."""
     if isinstance(value, list):  # Gemini streams one JSON list
         return find_other_api(value[0]) if value else None
     if not isinstance(value, dict) or "choices" in value:
@@ -92,11 +92,11 @@ def _find_by_fields(value: dict[str, Any]) -> OtherApi | None:
 
 
 def foreign_answer(value: Any, *, form: str = "stream") -> EndpointProtocolError | None:
-    """Return the error for an answer of another API, or None if it is not known to be one.
+    """Return the error for an answer of another API, or None if the answer belongs to no known API.
 
     Args:
         value: a decoded event or line of a stream, or a whole body.
-        form: what came: "stream", "NDJSON stream" or "answer".
+        form: "stream", "NDJSON stream" or "answer", for the error message.
     """
     api = find_other_api(value)
     if api is None:

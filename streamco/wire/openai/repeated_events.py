@@ -1,8 +1,8 @@
-"""Copies instead of decoding events that differ from the one before only in their text, as most events of an answer do.
+"""Copies chunks instead of decoding events that differ from an earlier event only in their text, as most events of an answer do.
 
-Such an event's chunk is a copy of the former one with another text. That takes half the time of decoding it, and equal strings (id, model
-...) are shared. A server that sends something new with each event (OpenAI's ``obfuscation``) has no such events. Then learning stops after
-some attempts, and everything is decoded.
+The chunk of such an event is a copy of the earlier chunk with another text. Copying takes half as long as decoding, and equal strings (id,
+model ...) are shared. If a server sends something new with each event (OpenAI's ``obfuscation``), nothing can be copied. Then learning
+stops after some attempts, and everything is decoded.
 
 Without the copies, an event of a bulk read costs the client 1.4 times the processor time with one stream and 1.2 times with a hundred, and
 1.9 times the instructions in both cases (two cores, 2026-11-29: 30 interleaved pairs of ``bench stream``; cachegrind). Events that wake the
@@ -23,7 +23,7 @@ from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice,
 __all__ = ["FEW", "CopiedEvents", "RepeatedEvents"]
 
 FEW = 8
-"""How many events learning a pattern must save, or it costs more than it saves."""
+"""Learning a pattern pays only if at least this many events are copied with it."""
 
 _MAX_CREDIT = 4.0
 _MAX_BYTES = 768  # of an event whose pattern is learned
@@ -42,9 +42,9 @@ class CopiedEvents(Struct, frozen=True, gc=False):
     """Chunks of consecutive events, with their texts.
 
     Args:
-        chunks: the chunks, shape (events,).
-        pieces: the text of each, shape (events,).
-        longest: characters of the longest text.
+        chunks: one chunk for each event, shape (events,).
+        pieces: the text of each event, shape (events,).
+        longest: number of characters in the longest text.
         is_content: True if the texts are content, False if they are reasoning.
     """
 
@@ -55,7 +55,7 @@ class CopiedEvents(Struct, frozen=True, gc=False):
 
 
 class _Pattern(Struct, frozen=True):
-    """The bytes around the text of an event, a chunk like the event's, and the field of the delta that holds the text."""
+    """The bytes before and after an event's text, a copy of the event's chunk, and the field of the delta that holds the text."""
 
     head: bytes
     tail: bytes
@@ -64,12 +64,12 @@ class _Pattern(Struct, frozen=True):
 
 
 class RepeatedEvents:
-    """Copies the events of one answer that repeat an earlier one.
+    """Copies chunks for the events of one answer that repeat an earlier event except for the text.
 
     Learning a pattern costs as much as decoding about ten events. So it uses up credit, which copied events give back.
 
     Args:
-        decode: the fast decoder of these events.
+        decode: the fast decoder for the answer's events.
     """
 
     __slots__ = ("_credit", "_decode", "_ending", "_pattern", "_read")
@@ -78,22 +78,22 @@ class RepeatedEvents:
         self._decode = decode
         self._pattern: _Pattern | None = None
         self._credit = _MAX_CREDIT
-        self._ending = b""  # of a read that is one event; empty if none has been learned
-        self._read: tuple[bytes, bytes, ChatCompletionChunk] | None = None  # bytes around such a read's content, and the pattern's chunk
+        self._ending = b""  # ending of a read that is one event; empty if none has been learned
+        self._read: tuple[bytes, bytes, ChatCompletionChunk] | None = None  # bytes around a read's content, and the pattern's chunk
 
     @property
     def is_useful(self) -> bool:
-        """True unless too few events repeat another one."""
+        """False if so few events repeat an earlier one that learning doesn't pay."""
         return self._credit >= 1
 
     def copy_after(self, payload: bytes, chunk: ChatCompletionChunk, payloads: list[bytes], start: int) -> CopiedEvents | None:
-        """Return the chunks of consecutive events that differ from an earlier one only in their text, or None if the first doesn't.
+        """Copy chunks for consecutive events that differ from an earlier event only in their text. Returns None if the first one doesn't.
 
         Args:
-            payload: the event before them.
-            chunk: its chunk.
-            payloads: the events.
-            start: index of the first one.
+            payload: the event before the first one.
+            chunk: the chunk of ``payload``.
+            payloads: the events of one read.
+            start: index of the first event to copy.
         """
         copied = self._copy(payloads, start)
         if copied is None and self.is_useful:
@@ -102,9 +102,9 @@ class RepeatedEvents:
         return copied
 
     def read_alike(self, data: bytes) -> tuple[ChatCompletionChunk, str] | None:
-        """Return the earlier chunk and the new content if a whole read is one event that differs only in its content, otherwise None.
+        """Return the earlier chunk and the new content if a read is one event that differs only in its content, otherwise None.
 
-        The earlier chunk isn't a reader's, and must not be changed.
+        The earlier chunk is the pattern's own copy, and must not be changed.
         """
         found = self._match(data)
         if found is not None:
@@ -112,11 +112,11 @@ class RepeatedEvents:
         return found
 
     def learn_read(self, data: bytes, chunk: ChatCompletionChunk) -> None:
-        """Have ``read_alike`` find reads like this one, whose chunk is given, if it is one event and its only text is content."""
+        """Learn a read and its chunk, so that ``read_alike`` finds similar reads. Only a single event with only content is learned."""
         ending = next((each for each in _ENDINGS if data.endswith(each)), b"")
         if not (ending and data.startswith(_FIELD) and self.is_useful and _field_of_text(chunk) == "content"):
             return
-        if self._match(data) is None:  # otherwise it is known, and came after something else
+        if self._match(data) is None:  # otherwise it is already known, and came after another event
             self._ending = ending
             self._learn(data[len(_FIELD) : -len(ending)], chunk)
 
@@ -153,10 +153,10 @@ class RepeatedEvents:
 
 
 def _find_pattern(payload: bytes, chunk: ChatCompletionChunk, decode: Decode) -> _Pattern | None:
-    """Return the pattern of an event, or None if it can't be copied or its text isn't found.
+    """Return the pattern of an event, or None if the event can't be copied or its text isn't found.
 
-    A string of the event is its text if another string in its place becomes the text of the chunk and changes nothing else. The pattern's
-    chunk is a copy, because readers may change theirs.
+    To find the text, each string in the event is replaced by another one. If only the chunk's text changes, that string is the text. The
+    pattern has its own copy of the chunk, because readers may change theirs.
     """
     field = _field_of_text(chunk)
     if field is None or b"\n" in payload or b"\r" in payload:  # line ends stand for several lines, or for a second event of the read
@@ -175,7 +175,7 @@ def _find_pattern(payload: bytes, chunk: ChatCompletionChunk, decode: Decode) ->
 
 
 def _field_of_text(chunk: ChatCompletionChunk) -> str | None:
-    """Return the field of the first choice's delta that alone holds text, or None if the chunk has other values that can't be shared."""
+    """Return the delta's only field that holds text. Returns None if several fields or none do, or if other values can't be shared."""
     if type(chunk) is not ChatCompletionChunk or len(chunk.choices) != 1:
         return None
     choice = chunk.choices[0]
@@ -189,5 +189,5 @@ def _field_of_text(chunk: ChatCompletionChunk) -> str | None:
 
 
 def _is_shareable(model: Struct, but: str) -> bool:
-    """Return True if all fields but one are numbers, strings or None, which no reader can change."""
+    """Return True if all fields except ``but`` are numbers, strings or None, which no reader can change."""
     return all(name == but or isinstance(getattr(model, name), str | int | float | None) for name in model.__struct_fields__)

@@ -1,4 +1,4 @@
-"""Request bodies for OpenAI-compatible servers."""
+"""Builds request bodies for OpenAI-compatible servers."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def build_chat_request(
     include_usage: bool = True,
     max_tokens_field: MaxTokensField = "max_tokens",
 ) -> dict[str, Any]:
-    """Build the body of ``POST /v1/chat/completions``, a new dict; the caller's objects are not changed.
+    """Build the body of ``POST /v1/chat/completions`` as a new dict, without changing the caller's objects.
 
     Args:
-        messages: the conversation, passed on unchanged except for calls without arguments, which get ``{}`` because servers read JSON
+        messages: the conversation. It is passed on unchanged, except that calls without arguments get ``{}``, because servers expect JSON
             there.
-        model: the model's name; None leaves it out.
-        stream: request a stream of events.
-        sampling: sampling options; those that are None are left out.
-        extra: additional fields; they override every other field except ``stream``.
-        include_usage: request a last event with token counts (``stream_options``). Other stream options in ``extra`` are kept.
-        max_tokens_field: the server's name for the limit. OpenAI's reasoning models refuse ``max_tokens``.
+        model: the model's name. None leaves it out.
+        stream: True to request a stream of events.
+        sampling: sampling options. Options that are None are left out.
+        extra: additional fields, which override every other field except ``stream``.
+        include_usage: True to request a last event with token counts (``stream_options``). Other stream options in ``extra`` are kept.
+        max_tokens_field: the field in which the server expects the token limit. OpenAI's reasoning models refuse ``max_tokens``.
     """
     body: dict[str, Any] = {"messages": [_with_arguments(message) for message in messages]}
     if model is not None:
@@ -54,7 +54,7 @@ def build_completion_request(
     extra: Mapping[str, Any] | None = None,
     include_usage: bool = True,
 ) -> dict[str, Any]:
-    """Build the body of ``POST /v1/completions``. The prompt is text or token ids; the rest is as in ``build_chat_request``."""
+    """Build the body of ``POST /v1/completions``. The prompt is text or token ids. The other arguments are as in ``build_chat_request``."""
     body: dict[str, Any] = {"prompt": prompt if isinstance(prompt, str) else list(prompt)}
     if model is not None:
         body["model"] = model
@@ -63,7 +63,7 @@ def build_completion_request(
 
 
 def without_stream(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return any API's request body changed to ask for a whole answer, without the fields about streams."""
+    """Return a copy of any API's request body without the fields about streaming, so that it asks for a whole answer."""
     return {name: value for name, value in body.items() if name not in {"stream", "stream_options"}}
 
 
@@ -71,7 +71,7 @@ def encode_request(body: Mapping[str, Any]) -> bytes:
     """Encode a body as JSON.
 
     Raises:
-        TypeError: a value has no JSON form.
+        TypeError: JSON can't express a value.
     """
     return msgspec.json.encode(body)
 

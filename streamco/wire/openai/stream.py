@@ -1,7 +1,7 @@
-"""Parses OpenAI's streamed answers: bytes in, chunk objects out.
+"""Parses OpenAI's streamed answers: bytes go in, chunk objects come out.
 
 One event costs one typed decode and a handful of attribute reads. Events that don't fit the types, and events without content (errors,
-whole messages, usage under another name), take a slower path: see ``lenient_decode``.
+whole messages, usage under another name), take a slower path (``lenient_decode``).
 """
 
 from __future__ import annotations
@@ -36,51 +36,51 @@ _DONE = b"[DONE]"
 _USAGE = re.compile(rb'"usage"\s*:\s*[^\sn]')  # a usage that isn't null; in a stream with usage, most events have null
 _PLACES = (b'"delta"', b'"message"', b'"text"')
 _JSON_BEGINS = (b"{", b"[", b'"')
-_SHORT = 768  # bytes of an event, too few for nesting so deep that walking it overflows the stack
+_SHORT = 768  # an event of up to this many bytes can't be nested so deep that walking it overflows the stack
 _WITHOUT_IDS, _NOT_TEXT = 1, 2
 _REMEDY = "if its API is another one, use an OpenAI-compatible base_url"
 
 
 class ChatStreamParser:
-    """Turns the body of one streamed answer into chunks.
+    """Turns the body of one streamed answer into chat chunks.
 
-    Nothing that the server sends makes ``feed`` raise. A failure ends the stream and is stored in ``error``, after the chunks before it
-    were returned; ``close`` raises it. ``error.partial`` is always the text of the chunks that were returned.
+    Nothing that the server sends makes ``feed`` raise. A failure ends the stream: ``feed`` returns the chunks before it, stores it in
+    ``error``, and ``close`` raises it. ``error.partial`` is always the text of the chunks that were returned.
 
     A server may repeat the whole text so far in a growing ``message`` (Perplexity). If such an event has no ``delta``, the chunk holds
-    only what is new.
+    only the new text.
 
     Args:
         endpoint: the endpoint's name in errors.
-        limits: ``event_bytes``, ``answer_bytes`` and, for a body that turns out to be JSON instead of events, ``body_bytes``.
-        api: "chat" or "completions". Legacy text completions come out as chat chunks with the text as ``delta.content``.
-        choices: number of choices that were requested. With 1, all choices are the first, because some servers count something else in
-            ``index``. None if that isn't known, so that each index counts as a choice.
+        limits: of these, ``event_bytes`` and ``answer_bytes`` are used, and ``body_bytes`` if the body is JSON instead of events.
+        api: "chat" or "completions". Legacy text completions become chat chunks with the text as ``delta.content``.
+        choices: number of choices that were requested. With 1, every choice counts as the first, because some servers use ``index`` for
+            something else. None means that the number isn't known, so each index counts as a choice of its own.
     """
 
     def __init__(self, *, endpoint: str = "", limits: Limits = _LIMITS, api: Api = "chat", choices: int | None = None) -> None:
         self.endpoint = endpoint
         self.limits = limits
         self.tokens = 0
-        """Content tokens (text, reasoning, tool calls) in the last returned chunks, counted if the server sends ids, else estimated."""
+        """Tokens (text, reasoning, tool calls) in the last returned chunks, counted if the server sends ids, otherwise estimated."""
         self.has_progress = False
-        """True if the last bytes contained anything generated, even without tokens: media, encrypted reasoning, labels."""
+        """True if the last bytes contained any output of the model, even without tokens, such as media, encrypted reasoning or labels."""
         self.goes_on = False
-        """True if the last bytes contained text or reasoning and nothing else: no end, no error, no half of a character."""
+        """True if the last bytes contained only text or reasoning, without an end, an error or half a character."""
         self.usage: CompletionUsage | None = None
         """The last plausible usage that the server sent."""
         self.is_done = False
-        """True once the server has sent [DONE], after which nothing more comes."""
+        """True once the server has sent [DONE]. Nothing more comes after it."""
         self.error: EndpointError | None = None
         """The reason why the answer can't continue: an error event, malformed bytes, or a limit."""
         self.ends = Completeness(choices=choices)
-        """What has come so far to mark the answer's end."""
+        """The signs of the answer's end that have come so far."""
         self._extended = ExtendedDecoder(api)
         self._repeated = RepeatedEvents(self._extended.usual)
         self._sse = SSEParser(limit_bytes=limits.event_bytes)
         self._answer_bytes = limits.answer_bytes  # bytes left of the limit
         self._text: list[str] = []  # content of the first choice
-        self._kinds = 0  # what has come: _WITHOUT_IDS, _NOT_TEXT
+        self._kinds = 0  # flags of output that has come: _WITHOUT_IDS, _NOT_TEXT
         self._choices = ChoiceNumbers(is_one=choices == 1)
         self._halves = DeltaHalves()
         self._cumulative = CumulativeText()
@@ -90,22 +90,22 @@ class ChatStreamParser:
 
     @property
     def is_estimated(self) -> bool:
-        """True if some tokens came without ids, so that ``tokens`` was an estimate."""
+        """True if some tokens came without ids and had to be estimated."""
         return bool(self._kinds & _WITHOUT_IDS)
 
     @property
     def has_only_text(self) -> bool:
-        """True if only the first choice's text came, without reasoning or calls."""
+        """True if only text of the first choice came, without reasoning or calls."""
         return not self._kinds & _NOT_TEXT
 
     @property
     def finish_reason(self) -> str | None:
-        """Finish reason of the first choice, or of another choice as long as the first has none."""
+        """Finish reason of the first choice, or of another choice while the first has none."""
         return self.ends.finish_reason
 
     @property
     def is_complete(self) -> bool:
-        """True if the answer is whole; see ``Completeness``."""
+        """True if the answer is whole by the rules of ``Completeness``."""
         return self.ends.is_whole
 
     @property
@@ -120,11 +120,11 @@ class ChatStreamParser:
 
     @property
     def comments(self) -> int:
-        """Number of comment lines so far. They are keep-alives, which show that the server is alive, and aren't content."""
+        """Number of comment lines so far. They show that the server is alive, and aren't content."""
         return self._sse.comments
 
     def partial_text(self) -> str:
-        """Return the text of the first choice in all chunks returned so far, without reasoning."""
+        """Return the first choice's text from all chunks returned so far, without reasoning."""
         return "".join(self._text)
 
     def feed(self, data: bytes) -> list[ChatCompletionChunk]:
@@ -147,7 +147,7 @@ class ChatStreamParser:
         return self._read(payloads) if payloads else []
 
     def feed_repeated(self, data: bytes) -> TextRepeated | None:
-        """Parse one read if it is an event that differs from an earlier one only in its content. None means that nothing was parsed."""
+        """Parse a read if it is one event that differs from an earlier one only in its content. Otherwise parse nothing and return None."""
         if not (self.goes_on and self._sse.is_between) or len(data) > min(self._answer_bytes, self.limits.event_bytes):
             return None
         found = self._repeated.read_alike(data)
@@ -161,17 +161,17 @@ class ChatStreamParser:
         return TextRepeated(self.endpoint, like, text, tokens)
 
     def learn_repeated(self, data: bytes, chunk: ChatCompletionChunk) -> None:
-        """Have ``feed_repeated`` find reads like the last one, which had one chunk."""
+        """Learn the last read and its only chunk, so that ``feed_repeated`` finds similar reads."""
         self._repeated.learn_read(data, chunk)
 
     def close(self, *, is_proper: bool = True) -> list[ChatCompletionChunk]:
-        """Handle the end of the body. Return the chunks of a last event without its blank line, or of a body that is one JSON answer.
+        """Handle the end of the body. Returns the chunks of a last event without its blank line, or of a body that is one JSON answer.
 
         Args:
             is_proper: see ``Completeness.record_close``.
 
         Raises:
-            EndpointError: ``error``, or the answer is truncated. An unfinished last event is dropped then.
+            EndpointError: the stored ``error``, or a new one if the answer is truncated. An unfinished last event is then dropped.
         """
         self.tokens = 0
         self.has_progress = self.goes_on = False
@@ -184,16 +184,16 @@ class ChatStreamParser:
         return chunks
 
     def finish(self) -> list[ChatCompletionChunk]:
-        """Return what is still held of a whole answer if the body's end never comes, because the connection was lost or is silent."""
+        """Return the last chunks of a whole answer whose body never ends, because the connection was lost or is silent."""
         chunks: list[ChatCompletionChunk] = []
         self.ends.record_close(is_proper=False)
         self._take_rest(chunks)
         return chunks
 
     def parse_body(self, body: bytes) -> list[ChatCompletionChunk]:
-        """Read a whole answer that was not streamed. Return one chunk with its content and one with finish_reason and usage.
+        """Read a whole answer that was not streamed. Returns one chunk with its content and one with finish_reason and usage.
 
-        Like ``feed`` it stores failures in ``error``. Blank lines before the JSON are skipped.
+        Like ``feed``, it stores failures in ``error``. Blank lines before the JSON are skipped.
         """
         self.tokens = 0
         try:
@@ -217,7 +217,7 @@ class ChatStreamParser:
         return chunks
 
     def _begin(self, data: bytes) -> bytes:
-        """Handle bytes outside the stream: blanks before it, a JSON body, bytes after the end. Return the bytes of the stream."""
+        """Handle bytes outside the stream (blanks before it, a JSON body, bytes after the end), and return the bytes of the stream."""
         if self.error is not None or self.is_done:
             return b""
         if self._body is None:
@@ -252,7 +252,7 @@ class ChatStreamParser:
         return chunks
 
     def _record_end(self, end: End) -> None:
-        """Fail unless the end is that of a whole answer."""
+        """Store an error unless the answer ended whole."""
         if end == "cut":
             stray = f", and {excerpt(self._odd.text)} for an event" if self._odd.text else ""
             got = f"a truncated answer: {self.events} events, {len(self.partial_text())} characters{stray}"
@@ -261,7 +261,7 @@ class ChatStreamParser:
             self._fail(EndpointProtocolError("expected text, calls or a finish reason in the answer, got other fields alone"))
 
     def _read(self, payloads: list[bytes]) -> list[ChatCompletionChunk]:
-        """Decode and count events. The branches for plain content or reasoning of the first choice are the hot path."""
+        """Decode and count events. The branches for plain content or reasoning in the first choice are the hot path."""
         chunks: list[ChatCompletionChunk] = []
         decode = self._extended.usual
         tokens = kinds = at = 0
@@ -269,7 +269,7 @@ class ChatStreamParser:
         end = len(payloads)
         last = end - FEW if end > FEW and self._repeated.is_useful else 0  # after this one, too few are left to be worth copying
         ends, halves = self.ends, self._halves
-        is_open = not (ends.has_reason or halves.is_open)  # nothing needs care before the next text: no reason that it takes back, no half
+        is_open = not (ends.has_reason or halves.is_open)  # the next text takes back no reason and completes no half
         while at < end:
             payload, at = payloads[at], at + 1
             try:
@@ -313,11 +313,11 @@ class ChatStreamParser:
         return chunks
 
     def _copy_repeated(self, payloads: list[bytes], start: int, chunks: list[ChatCompletionChunk]) -> int:
-        """Add the chunks of events that repeat an earlier one except for their text; return their number.
+        """Add copied chunks for events that repeat an earlier event except for the text. Returns how many were added.
 
         Args:
             payloads: the events of one read.
-            start: index of the next event. The last of ``chunks`` belongs to the event before it.
+            start: index of the next event. The last chunk in ``chunks`` belongs to the event before it.
             chunks: the list to which the chunks are added.
         """
         copied = self._repeated.copy_after(payloads[start - 1], chunks[-1], payloads, start)
@@ -331,7 +331,7 @@ class ChatStreamParser:
         return len(copied.chunks)
 
     def _check_end(self) -> None:
-        """Fail at [DONE] without a single choice, which means another API's stream or an answer that never began."""
+        """Record [DONE]. If no choice came before it, store an error, because it is another API's stream or an answer that never began."""
         if self.ends.has_choice:
             self._record_end(self.ends.record_end())
         elif self._odd.first is None or self._odd.has_chunk:
@@ -340,7 +340,7 @@ class ChatStreamParser:
             self._fail(self._unknown_events(self._odd.first))
 
     def _unknown_events(self, first: bytes) -> EndpointError:
-        """Return the error for a whole stream that wasn't understood. It may be a temporary fault, so the request may be retried."""
+        """Return the error for a stream of which nothing was understood. This may be a temporary fault, so the request may be retried."""
         value = self._decode_lenient(first)
         if is_bare_error(value, is_all=True):
             return stream_error(value)
@@ -348,7 +348,7 @@ class ChatStreamParser:
         return EndpointProtocolError(f"expected chunks with choices, got {got}; {_REMEDY}")
 
     def _check_unknown(self, payload: bytes) -> None:
-        """Fail if an event without choices and usage is an error, or, before the first chunk, belongs to another API."""
+        """Store an error if an event without choices and usage is an error, or if it comes before any chunk and belongs to another API."""
         if self.error is not None:
             return
         value = self._decode_lenient(payload)
@@ -361,7 +361,7 @@ class ChatStreamParser:
             self._fail(stream_error(value))
 
     def _read_other(self, payload: bytes, decoded: ChatCompletionChunk | Exception, chunks: list[ChatCompletionChunk], tokens: int) -> None:
-        """Read an event that is not plain content, after ``tokens`` of plain content in the same read."""
+        """Read an event that is not plain content. ``tokens`` counts the tokens of plain content before it in the same read."""
         if tokens:
             self.ends.note_output()
         if isinstance(decoded, Exception):
@@ -370,12 +370,12 @@ class ChatStreamParser:
             self._read_chunk(decoded, payload, chunks)
 
     def _read_untyped(self, payload: bytes, refusal: Exception, chunks: list[ChatCompletionChunk]) -> None:
-        """Read an event that the typed decoder refused, for a field that it doesn't know or a value of another type.
+        """Read an event that the typed decoder refused because it has an unknown field or a value of another type.
 
         Args:
             payload: the event's bytes.
-            refusal: why it was refused.
-            chunks: the list to which its chunk is added.
+            refusal: the decoder's error.
+            chunks: the list to which the event's chunk is added.
         """
         payload = payload.strip()
         if payload.strip(b'"') == _DONE:
@@ -398,7 +398,7 @@ class ChatStreamParser:
 
     def _read_lenient(self, payload: bytes, chunks: list[ChatCompletionChunk]) -> None:
         """Read an event without types."""
-        if payload[:1] not in _JSON_BEGINS:  # a gateway's ping; if it is more than that, the answer is truncated, and the error shows it
+        if payload[:1] not in _JSON_BEGINS:  # a gateway's ping, or part of a truncated answer, whose error then shows it
             self._odd.text = self._odd.text or payload
             return
         value = self._decode(payload)
@@ -407,16 +407,16 @@ class ChatStreamParser:
                 self._read_chunk(make_whole(build_chunk(each)), payload, chunks, is_built=True)
 
     def _read_chunk(self, chunk: ChatCompletionChunk, payload: bytes, chunks: list[ChatCompletionChunk], *, is_built: bool = False) -> None:
-        """Count an event's chunk, and add it to the others unless it says nothing.
+        """Count an event's chunk, and add it to ``chunks`` unless it says nothing.
 
-        An event whose text isn't where the API has it is decoded again without types, and so is one that seems empty, because it may hold
-        an error.
+        An event is decoded again without types if its text isn't in the API's usual field, or if it seems empty, because it may hold an
+        error.
 
         Args:
             chunk: the decoded event.
             payload: the event's bytes.
             chunks: the list to which the chunk is added.
-            is_built: the chunk comes from ``build_chunk``, not from the typed decoder.
+            is_built: True if the chunk comes from ``build_chunk`` and not from the typed decoder.
         """
         is_elsewhere = bool(chunk.choices) and self._extended.place not in payload
         if is_elsewhere and not is_built and any(place in payload for place in _PLACES):
@@ -447,14 +447,14 @@ class ChatStreamParser:
             chunks.append(chunk)
 
     def _take_rest(self, chunks: list[ChatCompletionChunk]) -> None:
-        """Add the chunks of half characters whose other half never came."""
+        """Add chunks with a replacement character for each half character whose other half never came."""
         for index, delta in self._halves.give_up_all() if self._halves.is_open else ():
             chunk = ChatCompletionChunk(choices=[ChunkChoice(delta=delta, index=index)])
             self._count_chunk(chunk, is_numbered=True)
             chunks.append(chunk)
 
     def _read_usage(self, chunk: ChatCompletionChunk, payload: bytes, is_built: bool) -> None:
-        """Set a chunk's usage from its event, under whatever name it is there, if it is plausible; keep the newest."""
+        """Set a chunk's usage from its event, whatever name it has there, if it is plausible. The newest usage is also stored."""
         usage = chunk.usage
         if usage is not None and not is_built:
             if not (usage.prompt_tokens and usage.completion_tokens):
@@ -470,7 +470,7 @@ class ChatStreamParser:
         self.usage = chunk.usage or self.usage
 
     def _decode_lenient(self, payload: bytes) -> dict[str, Any]:
-        """Decode an event's object without types. Return {} for other JSON values, and set ``error`` if it isn't JSON."""
+        """Decode an event's object without types. Returns {} for other JSON values, and sets ``error`` if the event isn't JSON."""
         value = self._decode(payload)
         return value if isinstance(value, dict) else {}
 
@@ -482,12 +482,12 @@ class ChatStreamParser:
             return None
 
     def _count_chunk(self, chunk: ChatCompletionChunk, *, may_have_halves: bool = False, is_numbered: bool = False) -> None:
-        """Count what a chunk holds.
+        """Count a chunk's tokens, and record its output and finish reasons.
 
         Args:
-            chunk: the chunk.
-            may_have_halves: True if it was decoded without types.
-            is_numbered: True if it wasn't made by the server.
+            chunk: the chunk to count.
+            may_have_halves: True if the chunk was decoded without types.
+            is_numbered: True if the chunk was made here and its choices already have the right numbers.
         """
         ends = self.ends
         for choice in chunk.choices:
@@ -517,7 +517,7 @@ class ChatStreamParser:
                     choice.finish_reason = None
 
     def _record_error(self, value: Any, *, otherwise: str | None = None) -> bool:
-        """Store an in-band error in ``error``; return False if ``value`` holds none and there is no ``otherwise``."""
+        """Store an event's error in ``error``. Returns False if ``value`` holds no error and ``otherwise`` isn't given."""
         error = otherwise if (found := find_error(value)) is None else found
         if error is not None:
             self._fail(stream_error({"error": error}))

@@ -1,4 +1,4 @@
-"""Joins an answer's tool calls from their pieces, as real servers send them."""
+"""Joins an answer's tool calls from their pieces, in all the forms in which real servers send them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MAX_SCALAR = 32  # pieces of a number or a word
 
 
 class JSONPieces:
-    """Tells whether a text that comes in pieces is already one whole JSON value. However often it is asked, it reads each piece once.
+    """Tells whether a text that comes in pieces is already one whole JSON value. Each piece is read only once, however often you ask.
 
     Args:
-        pieces: the pieces so far. The list is kept, and may only grow.
+        pieces: the pieces so far. The object keeps this list, to which you may only append.
     """
 
     __slots__ = ("_depth", "_has_begun", "_is_closed", "_is_scalar", "_is_text", "_read", "_rest", "_verdict", "pieces")
@@ -33,12 +33,12 @@ class JSONPieces:
         self._is_text = False  # within a string
         self._has_begun = False
         self._is_scalar = False
-        self._is_closed = False  # the first value has ended
-        self._verdict: bool | None = None  # once it is closed; None if not known
+        self._is_closed = False  # True once the first value has ended
+        self._verdict: bool | None = None  # whether the text is JSON, once the value has ended; None if not known yet
 
     @property
     def is_whole(self) -> bool:
-        """True if the pieces are one JSON value."""
+        """True if the pieces together are one JSON value."""
         for piece in self.pieces[self._read :]:
             self._add(piece)
         self._read = len(self.pieces)
@@ -64,7 +64,7 @@ class JSONPieces:
                 return
 
     def _closes(self, mark: str) -> bool:
-        """Follow a quotation mark, a bracket or a backslash; return True if the first value ends there."""
+        """Process a quotation mark, a bracket or a backslash. Returns True if the first value ends there."""
         if mark == '"':
             self._is_text = not self._is_text
         elif mark == "\\":
@@ -76,17 +76,17 @@ class JSONPieces:
         return not self._is_text and self._depth <= 0 and mark in '"}]'
 
     def _end(self, after: str) -> None:
-        """Take what comes after the first value."""
+        """Check the text after the first value, which may only be blank."""
         if self._is_closed and after.strip():
             self._verdict = False
 
 
 THINKING = ("reasoning_text", "thinking")
-"""Additional fields of a delta that hold thinking, from GitHub Copilot and from gateways to Anthropic."""
+"""Additional fields of a delta in which GitHub Copilot and gateways to Anthropic send thinking."""
 
 
 class CallParts:
-    """One tool call so far; ``arguments`` are the pieces of its JSON text, or of a custom tool's input."""
+    """One tool call so far. ``arguments`` are the pieces of its JSON text, or of a custom tool's input."""
 
     def __init__(self, index: int = 0, name: str = "") -> None:
         self.index = index
@@ -94,11 +94,11 @@ class CallParts:
         self.id = ""
         self.kind = ""
         self.is_custom = False
-        """True for the call of a custom tool, whose input is any text."""
+        """True if this is a call of a custom tool, whose input can be any text."""
         self.repeats_name = False
-        """True if its name has come again."""
+        """True if the server has sent the call's name again."""
         self.has_index = False
-        """True if the server has given it an index."""
+        """True if the server has given the call an index."""
         self.arguments: list[str] = []
         self.json = JSONPieces(self.arguments)
         self.further = FurtherParts(are_deltas=False)
@@ -108,7 +108,7 @@ class CallParts:
 
     @property
     def name(self) -> str:
-        """The tool's name. Some servers split it."""
+        """The tool's name, joined from its pieces, because some servers split it."""
         if len(self._names) > 1:
             self._names = ["".join(self._names)]
         return self._names[0]
@@ -119,25 +119,26 @@ class CallParts:
         self._name_length += len(piece)
 
     def is_named(self, name: str) -> bool:
-        """Return True if this equals its name so far."""
+        """Return True if ``name`` equals the call's name so far."""
         return len(name) == self._name_length and name == self.name
 
     @property
     def has_name(self) -> bool:
-        """True if any of its name has come."""
+        """True if any part of the name has come."""
         return self._name_length > 0
 
 
 class ToolCalls:
-    """The tool calls in deltas as real servers send them, in the order in which they began.
+    """Collects the tool calls in an answer's deltas, in the order in which they began.
 
     A delta belongs to the call with its index. Without an index it belongs to the call with its id, and without either to the last call. A
-    new index continues a call that has none, if it comes with that call's id, or, for the last call, with neither id nor name.
+    new index continues a call without an index if it comes with that call's id. It also continues the last call if it comes with neither
+    id nor name.
 
-    A call begins with a new index. Some servers give every parallel call the same index, or none. There, a new call begins with a new id
-    that comes with a name, or, without an id, with a name after arguments that are a whole JSON value. The input of a custom tool is any
-    text and may continue at any time, so after it a different name is needed. A new id without a name begins no call, because some servers
-    make a new id for each delta. Nor does the same name alone, if it was repeated before.
+    Otherwise a new index begins a call. Some servers give every parallel call the same index, or none. There, a new call begins with a new
+    id that comes with a name. If there is no id, it begins with a name that comes after arguments that are a whole JSON value. The input of
+    a custom tool can be any text and may continue at any time, so only a different name begins a new call after it. A new id without a name
+    begins no call, because some servers make a new id for each delta. The same name alone begins none either, if it was repeated before.
     """
 
     def __init__(self) -> None:
@@ -153,9 +154,9 @@ class ToolCalls:
         return call
 
     def settle(self, delta: ToolCallDelta) -> None:
-        """Add a piece, and change it so that it can be joined to the others by its index alone, like the pieces of OpenAI's servers.
+        """Add a piece, and change it so that its index alone tells which call it belongs to, as with OpenAI's servers.
 
-        Its index becomes the call's number. An id or a name that the call already has, and an empty ``custom``, are removed.
+        The index becomes the call's number. An id or a name that the call already has is removed, and so is an empty ``custom``.
         """
         if self._add_plain(delta):
             return
@@ -173,7 +174,7 @@ class ToolCalls:
             delta.custom = None
 
     def _add_plain(self, delta: ToolCallDelta) -> bool:
-        """Add a piece of arguments that has only the index of its call, as most have. Returns False if the piece isn't such a one."""
+        """Add a piece that has only arguments and its call's index, as most pieces do. Returns False for any other piece."""
         function = delta.function
         if type(delta) is not ToolCallDelta or type(function) is not FunctionDelta or delta.index is None:
             return False
@@ -211,7 +212,7 @@ class ToolCalls:
             call.arguments.append(text)
 
     def _find(self, delta: ToolCallDelta, part: FunctionDelta | CustomDelta | None) -> CallParts | None:
-        """Return the call that a piece belongs to, or None if it begins one."""
+        """Return the call that a piece belongs to, or None if the piece begins a new call."""
         name = part.name if part is not None else None
         last = self.calls[-1] if self.calls else None
         if delta.index is not None:
@@ -230,7 +231,7 @@ class ToolCalls:
         return None if self._begins(part, name, call) else call
 
     def _begins(self, part: FunctionDelta | CustomDelta, name: str, call: CallParts) -> bool:
-        """Return True if a name without an id begins a new call after one that has a name."""
+        """Return True if a name without an id begins a new call after ``call``, which already has a name."""
         if not call.arguments:
             return False  # the name is split
         if call.is_custom:
@@ -245,14 +246,14 @@ class ToolCalls:
 
 
 class ChoiceNumbers:
-    """Numbers the choices and the calls in them like OpenAI's own servers."""
+    """Numbers an answer's choices and their calls as OpenAI's own servers do."""
 
     def __init__(self, *, is_one: bool) -> None:
         self._is_one = is_one
         self._calls: dict[int, ToolCalls] = {}
 
     def settle(self, choice: ChunkChoice) -> None:
-        """Correct what some servers number differently, and add the usual name for thinking to the one under which it came."""
+        """Correct the numbers of a choice and its calls, and copy thinking to ``reasoning_content`` if it came under another name."""
         if self._is_one:
             choice.index = 0
         delta = choice.delta
@@ -276,13 +277,13 @@ def _is_json(text: str) -> bool:
 
 
 def _part_of(delta: ToolCallDelta) -> FunctionDelta | CustomDelta | None:
-    """Return the piece of the function's or the custom tool's call. Some servers send an empty ``custom`` with each function."""
+    """Return a delta's ``function`` or ``custom``, whichever has content. Some servers send an empty ``custom`` with each function."""
     custom = delta.custom
     return custom if custom is not None and (delta.function is None or custom.name or custom.input) else delta.function
 
 
 def arguments_of(delta: ToolCallDelta) -> str | None:
-    """Return the piece of the arguments or of the input in a delta, or None if it has none."""
+    """Return the piece of arguments or input in a delta, or None if it has none."""
     part = _part_of(delta)
     return None if part is None else _text_of(part)
 

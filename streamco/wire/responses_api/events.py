@@ -1,8 +1,8 @@
 """Encodes an answer in the form of the Responses API: a ``response`` object, or a stream of events that build it up.
 
-Source: OpenAI API reference, responses and responses/streaming. Reasoning is the reasoning item's ``content``, as open models' servers send
-it; ``summary`` stays empty. A failure is the event ``error`` and then ``response.failed``. ``error`` holds its fields twice: as in the
-reference, and in an object, as OpenAI's servers send them and its SDK expects them.
+Source: OpenAI API reference, responses and responses/streaming. Reasoning goes into the reasoning item's ``content``, as servers of open
+models send it, and ``summary`` stays empty. A failure is sent as the event ``error`` and then ``response.failed``. ``error`` holds its
+fields twice: at the top, as in the reference, and in an inner object, as OpenAI's servers send them and its SDK expects them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate
 
 
 def response_usage(usage: CompletionUsage | None) -> Json | None:
-    """Return the usage in this API's form; ``is_estimated`` is only included if it is true."""
+    """Return the usage in this API's form. ``is_estimated`` is only included if it is true."""
     if usage is None:
         return None
     prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
@@ -40,12 +40,12 @@ def response_usage(usage: CompletionUsage | None) -> Json | None:
 
 
 class ResponseEvents:
-    """Encodes one answer; see ``AnswerEncoder``.
+    """Encodes one answer as a response of this API; see ``AnswerEncoder``.
 
     Args:
         name: random letters and digits, from which the ids of the response and its items are made.
-        model: name of the model, if no chunk has one.
-        created: seconds since the epoch.
+        model: name of the model, sent if no chunk names one.
+        created: time when the answer began, in seconds since the epoch.
         echo: fields of the request that the response repeats.
         names: the request's functions in namespaces, if any.
     """
@@ -63,7 +63,7 @@ class ResponseEvents:
         self._has_begun = False
 
     def opening(self) -> bytes:
-        """Return the events that begin a response."""
+        """Return the events that begin a response, or b"" when called again."""
         if self._has_begun:
             return b""
         self._has_begun = True
@@ -71,7 +71,7 @@ class ResponseEvents:
         return self._emit("response.created", response=response) + self._emit("response.in_progress", response=response)
 
     def event(self, chunk: ChatCompletionChunk) -> bytes:
-        """Return the events of a chunk."""
+        """Encode a chunk as events, after the opening if that hasn't been sent."""
         if not self._has_begun:
             self._head["model"] = chunk.model or self._head["model"]
         return self.opening() + self._encode(self._parts.add(chunk))
@@ -82,12 +82,12 @@ class ResponseEvents:
         return self.opening() + self._encode(self._parts.end())
 
     def done(self) -> bytes:
-        """Return the event that says that the response is complete or, if a limit or a filter ended it, incomplete."""
+        """Return the final event: ``response.completed``, or ``response.incomplete`` if a limit or a filter ended the answer."""
         response = self._finished(self._parts.begun, self._parts.usage)
         return self._emit(f"response.{response['status']}", response=response)
 
     def failing(self, failure: Failure) -> bytes:
-        """Return the events of a failure, after any text and whole calls that waited for the name of another call."""
+        """Return the events that report a failure. Text and whole calls that waited for the name of another call come before them."""
         message, status = str(failure), failure.status
         code = failure.code or ("server_error" if status >= 500 else "invalid_request")
         kind = _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
@@ -100,7 +100,7 @@ class ResponseEvents:
         return opening + error + self._emit("response.failed", response=response)
 
     def whole(self, answer: ChatCompletion, reason: str | None) -> bytes:
-        """Return the response as one object."""
+        """Encode a whole answer as one response object."""
         choice = answer.choices[0] if answer.choices else None
         self._reason = (choice.finish_reason if choice is not None else None) or reason
         self._head["model"] = answer.model or self._head["model"]
@@ -117,7 +117,7 @@ class ResponseEvents:
         return {**self._head, "status": status, "output": [], "usage": None, "error": None, "incomplete_details": None}
 
     def _status(self, part: AnswerPart, count: int) -> str:
-        """Return the status of an item that has ended: the last one is incomplete if a limit or a filter ended the answer."""
+        """Return the status of an item that has ended. The last item is incomplete if a limit or a filter ended the answer."""
         return "incomplete" if self._reason in _INCOMPLETE and part.index == count - 1 else "completed"
 
     def _encode(self, events: list[PartEvent]) -> bytes:
@@ -190,7 +190,7 @@ def _event_of(part: AnswerPart) -> str:
 
 
 def _content(part: AnswerPart, *, is_new: bool = False) -> Json:
-    """Return the one content part of an item, which is empty if the item is new."""
+    """Return an item's only content part. Its text is empty if the item is new."""
     text = "" if is_new else part.text
     match part.kind:
         case "refusal":

@@ -1,9 +1,9 @@
-"""Keeps track of what the reader has of a response's texts, so that each text is given once, in whatever events it comes.
+"""Keeps track of how much of a response's texts the reader already has, so that no text is given twice, whatever events it comes in.
 
 The API sends each text in deltas, then again as a whole when it is done, and a third time in the finished response. Gateways leave out some
-of these, or number the parts differently. The rest of a finished text is what its deltas have not given.
+of these, or number the parts differently. Of a finished text, only the rest that its deltas didn't have is given.
 
-The work for an event grows with the event, not with what came before it.
+The work for an event depends on the event's size, not on how much came before it.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ __all__ = ["GatheredText", "GivenTexts", "Place", "TextKind"]
 
 TextKind = Literal["text", "refusal", "reasoning", "summary"]
 Place = tuple[TextKind, int, int]
-"""Kind of a text, number of its item, and number of the part in the item."""
+"""Where a text belongs: its kind, the number of its item, and the number of its part in the item."""
 
 _MOST_TRIED = 100  # texts; real responses have only a few that came under other numbers
 
 
 class GatheredText:
-    """The pieces of one text that were given so far."""
+    """The pieces of one text that the reader already has."""
 
     __slots__ = ("_pieces", "size")
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
         self.size = 0
-        """Number of its characters."""
+        """Number of characters in the pieces."""
 
     def add(self, piece: str) -> None:
-        """Record a piece that is given."""
+        """Record a piece as given to the reader."""
         self._pieces.append(piece)
         self.size += len(piece)
 
     def begins(self, whole: str) -> bool:
-        """Return True if a whole text begins with what was given."""
+        """Return True if a whole text begins with the pieces given so far."""
         if self.size > len(whole):
             return False  # without joining text that may be much longer
         if len(self._pieces) > 1:
@@ -47,7 +47,7 @@ class GatheredText:
     def take_rest(self, whole: str) -> str:
         """Return the part of a whole text that has not been given yet, and record it as given.
 
-        A text that was given differently stays as it is, because text that the reader has can't be taken back.
+        If the given pieces differ from the whole text, nothing is returned, because text that the reader has can't be taken back.
         """
         rest = whole[self.size :] if self.begins(whole) else ""
         if rest:
@@ -60,21 +60,21 @@ class _Given(GatheredText):
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_whole = False  # its whole text has come
+        self.is_whole = False  # True once the whole text has come
         self.listed_at: Place | None = None  # its place in its item, once the item is done
         self.places: list[Place] = []  # places under which it came
 
 
 class GivenTexts:
-    """The texts of one response that were given so far, by their place."""
+    """The texts of one response that the reader already has, by their place."""
 
     def __init__(self) -> None:
         self._given: dict[Place, _Given] = {}
         self._unfinished: dict[TextKind, OrderedDict[_Given, None]] = {}  # texts whose whole hasn't come
-        self._unlisted: dict[tuple[TextKind, int], OrderedDict[_Given, None]] = {}  # texts of an item that its list hasn't shown yet
+        self._unlisted: dict[tuple[TextKind, int], OrderedDict[_Given, None]] = {}  # an item's texts that no finished item has listed yet
 
     def add(self, place: Place, piece: str) -> None:
-        """Record a piece that is given."""
+        """Record a piece as given to the reader."""
         given = self._given.get(place)
         if given is None:
             given = self._put(place, _Given())
@@ -84,9 +84,9 @@ class GivenTexts:
         """Return the part of a whole text that has not been given yet, and record it as given.
 
         Args:
-            place: where the text is.
+            place: the text's place in the response.
             whole: the whole text.
-            is_listed: the text is in a finished item. Some servers number its parts differently in their deltas.
+            is_listed: True if the text is in a finished item, where some servers number the parts differently than in deltas.
         """
         if not whole:
             return ""
@@ -114,9 +114,9 @@ class GivenTexts:
                 self._unlisted[place[:2]].pop(given, None)
 
     def _find_elsewhere(self, place: Place, whole: str, *, is_listed: bool) -> _Given | None:
-        """Return a text of the same kind that came under another number and begins this one; each serves once.
+        """Find a text of the same kind that came under another number and is the beginning of this one. Each is found only once.
 
-        Only the first hundred are tried, so that a server can't make each text take longer than the one before it.
+        Only the first hundred texts are tried, so that a server can't make each text take longer than the one before it.
         """
         same_item = self._unlisted.get(place[:2], ()) if is_listed else ()
         free = chain(same_item, self._unfinished.get(place[0], ()))

@@ -1,8 +1,8 @@
-"""The input of a request to the Responses API as chat messages.
+"""Translates the input of a request to the Responses API into chat messages.
 
-Adjacent function calls, and an assistant's message before or between them, become one chat message, because chat servers want the
-outputs right after it. ``developer`` becomes ``system``, which every chat template knows. Reasoning is sent back only with the calls of the
-last turn (``keep_open_reasoning``). Images in outputs become a user's (``place_images``).
+Adjacent function calls, with an assistant message before or between them, become one chat message, because chat servers expect the outputs
+right after it. The role ``developer`` becomes ``system``, which every chat template knows. Reasoning is sent back only with the calls of
+the last turn (``keep_open_reasoning``). Images in outputs move into a user message (``place_images``).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _PARTS = "input_text, output_text, refusal, input_image, input_file or input_aud
 
 
 def read_input(value: Any, instructions: str | None, names: NamespacedNames | None = None) -> list[Json]:
-    """Return the messages of a request.
+    """Return the chat messages of a request.
 
     Args:
-        value: ``input`` as it was decoded; None if not given.
-        instructions: text of a system message before them, if any.
+        value: the decoded field ``input``, or None if it isn't given.
+        instructions: text of a system message that is put first, or None.
         names: the request's functions in namespaces, if any.
 
     Raises:
-        FieldError: an item that can't be served.
+        FieldError: an item can't be served.
     """
     conversation = _Conversation(names or NamespacedNames())
     if instructions is not None:
@@ -54,7 +54,7 @@ class _Conversation:
     def __init__(self, names: NamespacedNames) -> None:
         self.messages: list[Json] = []
         self._names = names
-        self._reasoning = ""  # of the items before the assistant's next one
+        self._reasoning = ""  # from the items before the next item of the assistant
 
     def add(self, item: Fields) -> None:
         kind = item.text("type") or "message"
@@ -112,7 +112,7 @@ class _Conversation:
 
 
 def _join(earlier: Json, later: Json) -> None:
-    """Add the texts of a message to an earlier one."""
+    """Append the texts of a message to an earlier message."""
     for name in ("content", "refusal"):
         if (text := later.get(name)) is not None:
             earlier[name] = (earlier.get(name) or "") + text
@@ -125,7 +125,7 @@ def _parts(value: Any, where: str) -> list[Fields]:
 
 
 def _content(value: Any, where: str) -> Any:
-    """Return the content of a message that isn't the assistant's: a text, or parts if there are several or parts other than text."""
+    """Translate the content of a message that isn't from the assistant. Returns a string if it is a single text, otherwise parts."""
     if isinstance(value, str):
         return value
     parts = [_part(part) for part in _parts(value, where)]
@@ -133,7 +133,7 @@ def _content(value: Any, where: str) -> Any:
 
 
 def _part(part: Fields, *, is_result: bool = False) -> Json:
-    """Return a part of a message, or of a function's output, which may only have texts and images."""
+    """Translate a part of a message, or of a function's output, which may only have texts and images."""
     kind = part.needed_text("type")
     match kind:
         case "input_text" | "output_text":
@@ -164,7 +164,7 @@ def _file(part: Fields) -> Json:
 
 
 def _answer_content(value: Any, where: str) -> Json:
-    """Return the content of the assistant's message as one text, and its refusal."""
+    """Return the chat fields ``content`` and ``refusal`` of an assistant message, each as one text."""
     if isinstance(value, str):
         return {"content": value}
     texts, refusals = [], []

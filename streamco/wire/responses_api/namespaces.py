@@ -1,10 +1,10 @@
-"""Functions in namespaces, which chat requests don't have: there a function's name begins with its namespace's name.
+"""Translates the names of functions in namespaces. Chat requests have no namespaces, so the namespace becomes part of the name.
 
-A namespace groups functions, such as those of one MCP server (OpenAI API reference, tools of type ``namespace``). A call has the name and
-the namespace in separate fields.
+A namespace groups functions, such as those of one MCP server (OpenAI API reference, tools of type ``namespace``). A call in this API
+has the name and the namespace in separate fields.
 
-Servers accept names of at most 64 letters, digits, ``_`` and ``-``. If a joined name doesn't fit, or several functions would have it, it
-gets a checksum at its end. The same tools have the same names in each request, whatever their order.
+Servers accept names of at most 64 letters, digits, ``_`` and ``-``. If a joined name doesn't fit, or several functions would have it, a
+checksum is appended. The same tools get the same names in each request, whatever their order.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _Pair = tuple[str, str]  # namespace, name
 
 
 class NamespacedNames:
-    """The chat names of one request's functions in namespaces.
+    """Maps one request's functions in namespaces to their chat names and back.
 
     Args:
-        tools: the request's decoded field. Functions in no namespace keep their names. Malformed tools get no name here, and are
-            refused when they are read.
+        tools: the request's field ``tools``, decoded. Functions without a namespace keep their names. Malformed tools get no name
+            here, and are refused later when they are read.
     """
 
     def __init__(self, tools: Any = None) -> None:
@@ -46,11 +46,11 @@ class NamespacedNames:
             self._add(pair, is_kept=pair in kept)
 
     def chat_name(self, namespace: str | None, name: str) -> str:
-        """Return a function's name in chat. A function that isn't offered, such as an earlier call's, gets one too.
+        """Return a function's name in chat. A function that isn't offered, for example in an earlier call, gets a name too.
 
         Args:
-            namespace: its namespace; None or "" if it is in none.
-            name: its own name.
+            namespace: the function's namespace. None or "" means no namespace.
+            name: the function's name in its namespace.
         """
         if not namespace:
             return name
@@ -58,12 +58,12 @@ class NamespacedNames:
         return self._names[pair] if pair in self._names else self._add(pair, is_kept=True)
 
     def fields(self, name: str) -> Mapping[str, str]:
-        """Return the fields ``name`` and ``namespace`` of a call, or only the former for a function in no namespace."""
+        """Return the fields ``name`` and ``namespace`` of a call from its chat name, or only ``name`` if there is no namespace."""
         pair = self._pairs.get(name)
         return {"name": name} if pair is None else {"name": pair[1], "namespace": pair[0]}
 
     def _add(self, pair: _Pair, *, is_kept: bool) -> str:
-        """Name one more function. With ``is_kept`` the joined name is used, if it is legal and not taken."""
+        """Give one more function a chat name. If ``is_kept`` is set, the joined name is used, provided that it is legal and not taken."""
         name = "__".join(pair)
         if not is_kept or name in self._taken or not _LEGAL.fullmatch(name):
             name = next(each for tried in count() if (each := _checked(pair, tried)) not in self._taken)
@@ -73,14 +73,14 @@ class NamespacedNames:
 
 
 def _checked(pair: _Pair, tried: int) -> str:
-    """Return a legal name with a checksum of the pair; ``tried`` earlier names were taken."""
+    """Return a legal name with a checksum of the pair. ``tried`` counts the earlier attempts, whose names were taken."""
     namespace, name = pair
     checksum = crc32(f"{tried}:{len(namespace)}:{namespace}{name}".encode())
     return f"{_ILLEGAL.sub('_', f'{namespace}__{name}')[: _MOST - 9]}_{checksum:08x}"
 
 
 def _offered(tools: Any) -> tuple[set[_Pair], set[str]]:
-    """Return the functions in namespaces, and the names of functions in none."""
+    """Return the pairs of functions in namespaces, and the names of functions without a namespace."""
     pairs: set[_Pair] = set()
     plain: set[str] = set()
     for tool in objects_of(tools):

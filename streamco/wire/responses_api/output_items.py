@@ -1,8 +1,8 @@
-"""The output items of a response, and how an event's item is found.
+"""Keeps the output items of a response, and finds the item that an event belongs to.
 
-The API names an item by its id and by its place in the output. Gateways leave out one of them, make new ids for each event, or give every
-item the place 0. So an item is looked up by its id, then by its place, then as the latest one, always among items of its type. There are
-tables for all of these, because a response may have any number of items.
+The API identifies an item by its id and by its place in the output. Gateways leave out one of them, make new ids for each event, or give
+every item the place 0. So an item is looked up by its id, then by its place, and else the latest item is taken, always among items of its
+type. Each lookup uses a table, because a response may have any number of items.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ __all__ = ["OutputItem", "OutputItems"]
 
 
 class OutputItem:
-    """An item that has begun.
+    """An output item that has begun.
 
     Args:
-        kind: its type.
-        place: its number in the output; None if not known.
-        number: its number in the order in which items began.
+        kind: the item's type.
+        place: the item's index in the output, or None if it isn't known.
+        number: the item's number in the order in which items began.
     """
 
     __slots__ = ("call", "call_id", "input", "is_done", "is_given", "kind", "name", "number", "place")
@@ -31,32 +31,32 @@ class OutputItem:
         self.number = number
         self.is_done = False
         self.is_given = False
-        """True if the reader has the item as a whole."""
+        """True if the reader has been given the whole item."""
         self.call = -1
-        """Number of the call, if it is one, or -1."""
+        """Number of the tool call, or -1 if the item isn't a call."""
         self.name = ""
         self.call_id = ""  # the id that the reader has
         self.input = GatheredText()
-        """The part of the call's arguments that the reader has."""
+        """The part of the call's arguments that the reader already has."""
 
     @property
     def is_custom(self) -> bool:
-        """True for the call of a custom tool."""
+        """True if the item is a call of a custom tool."""
         return self.kind == "custom_tool_call"
 
 
 class OutputItems:
-    """The items of one response."""
+    """The output items of one response."""
 
     def __init__(self) -> None:
         self._count = 0
         self._latest: dict[str, OutputItem] = {}  # by type
         self._by_id: dict[tuple[str, str], OutputItem] = {}  # the latest of a type and id
         self._by_place: dict[tuple[str, int | None], OutputItem] = {}  # the latest of a type and place
-        self._open: dict[str | tuple[str, int | None], list[OutputItem]] = {}  # of a type, or of a type and place; finished ones leave late
+        self._open: dict[str | tuple[str, int | None], list[OutputItem]] = {}  # by type, and by type and place; may hold finished items
 
     def begin(self, kind: str, item: dict[str, Any], place: int | None) -> OutputItem:
-        """Return the item of an event that announces a new item."""
+        """Return the item for an event that announces a new item."""
         ids = _ids_of(item)
         return self._latest_of(kind, ids) or self._add(kind, ids, place)
 
@@ -72,7 +72,7 @@ class OutputItems:
         return self._add(kind, _ids_of({"id": item_id}), place)
 
     def finish(self, kind: str, item: dict[str, Any], place: int | None, *, is_final: bool) -> OutputItem:
-        """Return the item that is done. ``is_final`` tells if it comes from the whole response."""
+        """Find the finished item, and mark it as done. ``is_final`` says whether it comes from the finished response."""
         ids = _ids_of(item)
         found = self._latest_of(kind, ids)
         if found is None and place is not None:
@@ -85,7 +85,7 @@ class OutputItems:
         return found
 
     def has(self, kind: str, item_id: Any) -> bool:
-        """Return True if an item of a type has an id."""
+        """Return True if there is an item of this type with this id."""
         return isinstance(item_id, str) and (kind, item_id) in self._by_id
 
     def _add(self, kind: str, ids: set[str], place: int | None) -> OutputItem:
@@ -107,7 +107,7 @@ class OutputItems:
         return max(found, key=lambda item: item.number, default=None)
 
     def _latest_open(self, key: str | tuple[str, int | None]) -> OutputItem | None:
-        """Return the latest item that isn't done, of those with a type, or with a type and place."""
+        """Return the latest unfinished item with a type, or with a type and place."""
         items = self._open.get(key, [])
         while items and items[-1].is_done:
             items.pop()

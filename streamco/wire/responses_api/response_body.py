@@ -1,6 +1,6 @@
-"""Request bodies of the Responses API, from chat messages and the fields of a chat request.
+"""Builds request bodies for the Responses API from chat messages and the fields of a chat request.
 
-Fields that this API names differently get its names. All others are passed on unchanged, and the server refuses what it doesn't know.
+Fields that have another name in this API are renamed. All others are passed on unchanged, and the server refuses any that it doesn't know.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Json = dict[str, Any]
 def build_response_body(
     messages: Sequence[Mapping[str, Any]], *, model: str, sampling: SamplingOptions, extra: Mapping[str, Any] | None = None
 ) -> Json:
-    """Build the body of a streamed ``POST /v1/responses``, a new dict; the caller's objects are not changed.
+    """Build the body of a streamed ``POST /v1/responses`` as a new dict, without changing the caller's objects.
 
     Args:
-        messages: the conversation in chat's form.
+        messages: the conversation, as chat messages.
         model: the model's name.
-        sampling: sampling options; those that are None are left out.
+        sampling: sampling options. Options that are None are left out.
         extra: additional fields of a chat request. ``store`` is false unless it is given.
 
     Raises:
-        ValueError: a message has a part that this API can't express; the text says which.
+        ValueError: a message has a part that this API can't express. The message says which.
     """
     body: Json = {"model": model, "input": [item for message in messages for item in _items(message)], "stream": True, "store": False}
     body |= sampling_fields(sampling)
@@ -53,7 +53,7 @@ def build_response_body(
 
 
 def _text_settings(further: Json) -> Json:
-    """Return the field ``text``, after removing its chat fields."""
+    """Remove the chat fields that belong in ``text``, and return that field's value."""
     text: Json = {}
     shape = further.pop("response_format", None)
     if isinstance(shape, Mapping):
@@ -65,7 +65,7 @@ def _text_settings(further: Json) -> Json:
 
 
 def _flat(tool: Any) -> Any:
-    """Return a function or a custom tool, or the choice of one, without the object that chat puts around its fields."""
+    """Return a tool or a tool choice without the object ``function`` or ``custom`` in which chat wraps its fields."""
     for kind in ("function", "custom"):
         if isinstance(tool, Mapping) and isinstance(inner := tool.get(kind), Mapping):
             return {"type": kind, **inner}

@@ -1,7 +1,8 @@
-"""A request to the Responses API as a chat request.
+"""Translates a request to the Responses API into a chat request.
 
-Fields that chat requests have, too, are passed on under their chat names. What the answer only repeats is repeated. What neither can do is
-refused by name. Fields that the API doesn't have are passed on unchanged, because a server may know them.
+Fields that chat requests also have are passed on under their chat names. Fields that a response only repeats are kept for the response.
+Fields that chat can't express are refused, with an error that names the field. Fields that the API doesn't have are passed on unchanged,
+because a server may know them.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ _ECHOED = ("temperature", "top_p", "service_tier", "user", "safety_identifier", 
 
 
 def read_response_request(body: bytes) -> TranslatedRequest:
-    """Return the chat request for a body of ``/v1/responses``.
+    """Translate a request body of ``/v1/responses`` into a chat request.
 
     Raises:
-        FieldError: a field that can't be served.
+        FieldError: a field can't be served.
     """
     fields = decode_fields(body)
     for name in (*_STORED, *_OTHERS):
@@ -134,7 +135,7 @@ def _read_text(fields: Fields, chat: Json, echo: Json) -> None:
 
 
 def _read_tools(fields: Fields, chat: Json, echo: Json, names: NamespacedNames) -> None:
-    """Read the tools. Without tools there is nothing to choose, and servers refuse a choice."""
+    """Read the tools. Without tools the choice is dropped, because servers would refuse it."""
     tools = fields.objects("tools")
     echo["tools"] = [tool.rest() for tool in tools]
     made = [each for tool in tools for each in _functions(tool, names)]
@@ -149,7 +150,7 @@ def _read_tools(fields: Fields, chat: Json, echo: Json, names: NamespacedNames) 
 
 
 def _functions(tool: Fields, names: NamespacedNames) -> list[Json]:
-    """Return a tool in chat's form: one function, or a namespace's functions, the first of which gets the namespace's description, too."""
+    """Translate a tool: one function, or the functions in a namespace. The first of these also gets the namespace's description."""
     kind = tool.needed_text("type")
     if kind == "function":
         return [_function(tool, tool.needed_text("name"), tool.text("description"))]

@@ -1,8 +1,8 @@
-"""Parses the Responses API's streamed answers: bytes in, chat chunks out.
+"""Parses the Responses API's streamed answers: bytes go in, chat chunks come out.
 
-Text, refusals, reasoning (its text, or else its summary), function calls and calls of custom tools become deltas, whether they come in
-deltas, in events that say that something is done, or only in the finished response. A chat chunk can't express items of hosted tools and
-annotations: they are in the delta's additional fields ``output_items`` and ``annotations``.
+Text, refusals, reasoning and its summary, function calls and calls of custom tools become deltas, whether they come in deltas, in events
+that say that something is done, or only in the finished response. A chat chunk can't express annotations and items of hosted tools, so they
+are in the delta's additional fields ``annotations`` and ``output_items``.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _SUBJECTS: dict[str, TextKind] = {
 _TEXTS: dict[str, tuple[TextKind, str]] = {
     f"response.{subject}.{what}": (kind, what) for subject, kind in _SUBJECTS.items() for what in ("delta", "done")
 }
-"""Events with a text: the kind of text, and the kind of event."""
+"""Events that hold text, each with the kind of text and whether it is a delta or the finished text."""
 _PARTS: dict[str, TextKind] = {"output_text": "text", "refusal": "refusal", "reasoning_text": "reasoning", "summary_text": "summary"}
 _PLAIN = frozenset({"", "text"})
-"""Types of parts in which gateways send the text of an item, whatever the item is."""
+"""Types of parts in which some gateways send an item's text, whatever the item's type."""
 _ITEMS: dict[TextKind, str] = {"text": "message", "refusal": "message", "reasoning": "reasoning", "summary": "reasoning"}
 _INPUTS = {"function_call_arguments": "function_call", "custom_tool_call_input": "custom_tool_call"}
 _ENVELOPE = frozenset(
     {"type", "sequence_number", "response", "response_id", "event_id", "id", "created_at", "timestamp", "status", "obfuscation"}
 )
-"""Fields of an event that say nothing about the answer. An unknown event with no other fields is taken for a keep-alive."""
+"""Fields that say nothing about the answer. An unknown event with only these fields counts as a keep-alive."""
 
 
 class ResponseStreamParser(EventStreamParser):
-    """Turns the body of one streamed response into chunks; see ``EventStreamParser``."""
+    """Turns the body of one streamed response into chat chunks; see ``EventStreamParser``."""
 
     first_event = "response.created"
     foreign_types = ("message_", "content_block_")
@@ -55,7 +55,7 @@ class ResponseStreamParser(EventStreamParser):
         self._given = GivenTexts()
         self._items = OutputItems()
         self._calls = 0
-        self._paragraphs: set[tuple[int, int]] = set()  # parts of a summary before which there is a blank line
+        self._paragraphs: set[tuple[int, int]] = set()  # parts of a summary that follow a blank line
 
     def _decode(self, kind: str, value: dict[str, Any]) -> bool:
         if (text := _TEXTS.get(kind)) is not None:
@@ -69,7 +69,7 @@ class ResponseStreamParser(EventStreamParser):
         return True
 
     def _decode_named(self, name: str, value: dict[str, Any]) -> None:
-        """Emit the content of an event that isn't about text. ``name`` is its type without the prefix."""
+        """Emit the content of an event that isn't one of the text events. ``name`` is its type without the prefix."""
         subject, _, what = name.rpartition(".")
         match name:
             case "created" | "in_progress" | "queued":
@@ -123,7 +123,7 @@ class ResponseStreamParser(EventStreamParser):
     def _finish_text(
         self, kind: TextKind, item: OutputItem, part: int, whole: str, logprobs: Any = None, *, is_listed: bool = False
     ) -> None:
-        """Emit what a finished text has in addition to its deltas."""
+        """Emit the rest of a finished text, which hasn't come in deltas."""
         if whole:
             self._halves.give_up((kind, item.number))
         rest = self._given.take_rest((kind, item.number, part), whole, is_listed=is_listed)
@@ -138,13 +138,13 @@ class ResponseStreamParser(EventStreamParser):
         self._finish_part(self._item_of(_ITEMS[kind], event), _part_of(event), part, default)
 
     def _finish_part(self, item: OutputItem, number: int, part: Any, default: TextKind, *, is_listed: bool = False) -> None:
-        """Emit what a finished part has in addition to its deltas.
+        """Emit the rest of a finished part, which hasn't come in deltas.
 
         Args:
-            item: its item.
-            number: its number in the item.
-            part: the part as the server sent it; some send only a text.
-            default: kind of its text, if its type doesn't say one.
+            item: the item that the part belongs to.
+            number: the part's number in the item.
+            part: the part as the server sent it. Some servers send just a string.
+            default: kind of the part's text, used if the part's type doesn't give it.
             is_listed: see ``GivenTexts.take_rest``.
         """
         fields = {"text": part} if isinstance(part, str) else object_of(part)
@@ -195,12 +195,12 @@ class ResponseStreamParser(EventStreamParser):
                     self._emit(with_further(ChoiceDelta(), {"output_items": [fields]}))
 
     def _finish_parts(self, item: OutputItem, parts: Any, default: TextKind) -> None:
-        """Emit what the parts of a finished item have in addition to their deltas. Some servers send one part without a list."""
+        """Emit the rest of a finished item's parts, which hasn't come in deltas. Some servers send one part without a list."""
         for number, part in enumerate(parts if isinstance(parts, list) else [parts]):
             self._finish_part(item, number, part, default, is_listed=True)
 
     def _name_call(self, item: OutputItem, fields: dict[str, Any]) -> None:
-        """Emit what is new in a call's name and id."""
+        """Emit a call's name and id, unless the reader already has them."""
         name = "" if item.name else text_of(fields.get("name"))
         call_id = "" if item.call_id else text_of(fields.get("call_id")) or text_of(fields.get("id"))
         if name or call_id:
@@ -215,7 +215,7 @@ class ResponseStreamParser(EventStreamParser):
             self._finish_input(item, value.get("input" if item.is_custom else "arguments"), is_done=True)
 
     def _finish_input(self, item: OutputItem, given: Any, *, is_done: bool) -> None:
-        """Emit what the whole text of a call's input has in addition to its deltas. An unfinished one counts only if nothing has come."""
+        """Emit the rest of a call's input, which hasn't come in deltas. The input of an unfinished call counts only if no delta came."""
         whole = json_text_of(given)
         if is_done and whole:
             self._halves.give_up(item)
@@ -237,7 +237,7 @@ class ResponseStreamParser(EventStreamParser):
     # The end
 
     def _close_parts(self) -> None:
-        """Emit the halves of characters with which texts end."""
+        """Emit a replacement character for each text that ends with half a character."""
         for text in self._halves.give_up_all():
             if isinstance(text, OutputItem):
                 self._emit_call(text, HALF)
@@ -259,7 +259,7 @@ class ResponseStreamParser(EventStreamParser):
             self._end()
 
     def _read_output(self, response: dict[str, Any]) -> None:
-        """Emit what a finished response has in addition to what came before. Its ``output_text`` counts only if nothing else has text."""
+        """Emit the rest of a finished response, which hasn't come before. ``output_text`` counts only if nothing else has text."""
         output = response.get("output")
         for place, item in enumerate(output if isinstance(output, list) else [output]):
             if isinstance(item, dict):
@@ -272,6 +272,6 @@ class ResponseStreamParser(EventStreamParser):
 
 
 def _part_of(event: dict[str, Any]) -> int:
-    """Return the number of the part in its item."""
+    """Return the number of an event's part in its item."""
     number = event.get("summary_index", event.get("content_index"))
     return number if type(number) is int else number_of(number) or 0

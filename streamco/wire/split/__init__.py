@@ -1,1 +1,1 @@
-"""The split protocol: its frames of hidden states, their codec, and the state of both ends (HAT, section 3)."""
+"""The split protocol: frames of hidden states, their codec, and the client's and the server's side of a connection (HAT, section 3)."""

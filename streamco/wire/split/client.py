@@ -1,7 +1,7 @@
-"""The client's end of one connection of the split protocol, without IO. It builds frames, reads answers and checks their order and sizes.
+"""The client's side of one split protocol connection, without IO. It builds frames, reads answers and checks their order and sizes.
 
 The shell calls a method for each frame and sends what ``take_messages`` returns. It hands every message that arrives to ``receive``.
-Answers for sessions and rounds that are over are dropped. An answer that breaks the protocol raises and ends the connection.
+Answers for sessions and rounds that are over are dropped. An answer that breaks the protocol raises an error and ends the connection.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["SplitClient"]
 
 
 class _Sent(Struct, frozen=True, gc=False):
-    """An unanswered round."""
+    """A round that the server hasn't answered yet."""
 
     round_number: int
     position: int
@@ -56,17 +56,17 @@ class _RowsSession(ClientSession):
 
 
 class SplitClient(ClientEnd[SplitCodec, SplitServerFrame, SplitWelcome, _RowsSession]):
-    """The state of one connection of a client: first hello and welcome, then sessions.
+    """The client's state of one connection, which begins with hello and welcome and then carries sessions.
 
     Args:
         codec: codec for the model's states.
         mark: the layers that the server must compute.
-        token: bearer token, or None if the WebSocket's own request carries it or none is needed.
+        token: bearer token, or None if the WebSocket's HTTP request carries it or the server needs none.
         agent: name of this client for the server's log.
-        exact: refuse a server that isn't in exact mode.
+        exact: True to refuse a server that isn't in exact mode.
 
     Attributes:
-        row_costs: costs of the server's batches, as last reported; empty before the welcome.
+        row_costs: the server's latest report of how long its batches take. Empty before the welcome.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class SplitClient(ClientEnd[SplitCodec, SplitServerFrame, SplitWelcome, _RowsSes
 
     @property
     def limits(self) -> SplitLimits:
-        """The limits that both sides allow; the client's own until the welcome has come."""
+        """The smaller of both sides' limits, or the client's own limits until the welcome has come."""
         return self.codec.limits
 
     @property
@@ -88,22 +88,22 @@ class SplitClient(ClientEnd[SplitCodec, SplitServerFrame, SplitWelcome, _RowsSes
 
     @property
     def has_room(self) -> bool:
-        """True if another session may be opened: the connection has fewer than the limit."""
+        """True if another session may be opened, because the connection has fewer sessions than the limit."""
         return len(self._sessions) < self.limits.sessions
 
     def unanswered(self, session: int) -> int:
-        """Return the number of a session's unanswered rounds; 0 if there is no such session."""
+        """Return how many rounds of a session are unanswered, or 0 if there is no such session."""
         state = self._sessions.get(session)
         return 0 if state is None else len(state.rounds)
 
     def open(self, *, reserve: int = 0) -> int:
-        """Begin a session and return its number. Rows may follow at once, before ``SplitOpened`` comes.
+        """Begin a session and return its number. You may send rows at once, before ``SplitOpened`` comes.
 
         Args:
-            reserve: largest number of positions that it will reach; 0 if not known.
+            reserve: largest number of positions that the session will reach, or 0 if that isn't known.
 
         Raises:
-            UsageError: no welcome has come, or the connection is closed.
+            UsageError: the welcome hasn't come, or the connection is closed.
         """
         number = self._next_number()
         self._queue(SplitOpen(number, reserve))
@@ -111,17 +111,17 @@ class SplitClient(ClientEnd[SplitCodec, SplitServerFrame, SplitWelcome, _RowsSes
         return number
 
     def rows(self, session: int, position: int, states: NDArray[np.float32], *, wanted: int, form: StateFormat = "f16") -> int:
-        """Begin a round and return its number: forget the positions from ``position`` on, and compute these rows there.
+        """Begin a round and return its number. The server drops all positions from ``position`` on, and computes these rows in their place.
 
         Args:
             session: number that identifies the session on this connection.
-            position: position of the first row. While a round is unanswered, it must be where that one ends.
+            position: position of the first row. While rounds are unanswered, this must be the position where the last of them ends.
             states: states before the middle layers, shape (rows, width).
-            wanted: number of states that come back, for the last rows.
-            form: format of the states, both ways.
+            wanted: number of states that the server sends back, for the last rows.
+            form: format of the states in both directions.
 
         Raises:
-            UsageError: the position is not allowed now, or ``limits.rounds`` rounds are unanswered.
+            UsageError: the position is not allowed now, or there are already ``limits.rounds`` unanswered rounds.
             VerifyProtocolError: the rows don't fit a frame, or aren't finite.
         """
         state = self._find_resumed(session)
@@ -137,10 +137,10 @@ class SplitClient(ClientEnd[SplitCodec, SplitServerFrame, SplitWelcome, _RowsSes
         return rows.round_number
 
     def resume(self, key: bytes) -> int:
-        """Continue a session of a lost connection, and return its new number. ``SplitResumed`` says how many positions the server holds.
+        """Continue a session of a lost connection, and return its new number. ``SplitResumed`` says how many positions the server has.
 
         Raises:
-            UsageError: no welcome has come, or the connection is closed.
+            UsageError: the welcome hasn't come, or the connection is closed.
         """
         number = self._next_number()
         self._queue(SplitResume(number, key))
@@ -200,7 +200,7 @@ class SplitClient(ClientEnd[SplitCodec, SplitServerFrame, SplitWelcome, _RowsSes
         return frame
 
     def _drop_round(self, state: _RowsSession, frame: Refusal) -> bool:
-        """Forget a refused round, and the unanswered ones after it, which the server refuses as well; return False if it is over."""
+        """Drop a refused round and the unanswered rounds after it, which the server refuses too. Returns False if the round is over."""
         if all(sent.round_number != frame.round_number for sent in state.rounds):
             return False
         first = state.rounds[0].round_number

@@ -1,7 +1,7 @@
-"""Turns frames of the split protocol into bytes and back: msgpack arrays, with states in the layout of ``streamco.wire.tensors``.
+"""Turns split protocol frames into bytes and back. They are msgpack arrays, with states in the layout of ``streamco.wire.tensors``.
 
-The size of a message is compared with the limits before its states are looked at. msgspec decodes a message into the frame itself, and its
-states are unpacked there. States of 32-bit floats share the message's memory.
+The size of a message is checked against the limits before its states are read. msgspec decodes a message directly into a frame, and the
+states are then unpacked in place. States of 32-bit floats share the message's memory.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _decode_down = msgspec.msgpack.Decoder(SplitServerFrame).decode
 
 
 class SplitCodec:
-    """Writes and reads the frames of one model.
+    """Encodes and decodes the frames for one model.
 
     Args:
-        width: numbers in a state, 1 or more.
-        limits: largest sizes, both ways. None for the defaults of ``SplitLimits``.
+        width: count of numbers in a state, 1 or more.
+        limits: largest sizes in both directions. None means the defaults of ``SplitLimits``.
 
-    Its methods raise FrameSizeError beyond the limits and MalformedFrameError for everything else that isn't a frame, including NaN and
-    infinity in the states. If the session and the round could be read, the error names them.
+    All methods raise FrameSizeError beyond the limits, and MalformedFrameError for anything else that isn't a valid frame, including NaN
+    and infinity in the states. If the session and the round could be read, the error names them.
     """
 
     __slots__ = ("frame_bytes", "limits", "width")
@@ -51,7 +51,7 @@ class SplitCodec:
         """Maximum size of a message in bytes."""
 
     def within(self, limits: SplitLimits) -> SplitCodec:
-        """Return a codec with the smaller of each limit."""
+        """Return a codec whose limits are each the smaller of this codec's and the given ones."""
         ours = self.limits
         smaller = SplitLimits(
             context_rows=min(ours.context_rows, limits.context_rows),
@@ -112,7 +112,7 @@ class SplitCodec:
         return FORMATS.index(form), data
 
     def _unpack(self, frame: Rows | States) -> None:
-        """Replace the format's number and the bytes in a decoded frame by the format and the states."""
+        """Replace a decoded frame's format number by the format's name, and its bytes by the states."""
         number: Any = frame.form
         packed: Any = frame.states
         form = FORMATS[number]

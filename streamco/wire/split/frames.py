@@ -1,8 +1,8 @@
-"""The frames between a device that holds the first layers and the head of a model, and a server that holds the layers between them.
+"""The frames sent between a device that has the first layers and the head of a model, and a server that has the middle layers.
 
-docs/split-protocol.md is the specification. It is version 2 of the verifier protocol, with the same path, keys and refusals, but other
-frames. None of them has a token id, a character or anything from the sampler. A frame is an object here and one msgpack array on the wire
-(``SplitCodec``).
+docs/split-protocol.md is the specification. The protocol is version 2 of the verifier protocol, with the same path, keys and refusals, but
+other frames. No frame has a token id, a character or anything from the sampler. A frame is an object here, and ``SplitCodec`` sends it as
+one msgpack array.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ __all__ = [
 ]
 
 SPLIT_VERSIONS = (2, 2)
-"""The first and the last version of the protocol that carry states."""
+"""The first and the last protocol version in which frames carry states."""
 
 FORMATS: tuple[StateFormat, ...] = ("f32", "f16", "i8")
-"""Formats by their number on the wire."""
+"""The formats of states, in the order of the numbers that stand for them in messages."""
 
-if not TYPE_CHECKING:  # what msgspec reads from a message; SplitCodec replaces it by format and states
+if not TYPE_CHECKING:  # the types that msgspec decodes; SplitCodec replaces the values by the format's name and the states
     Form = Annotated[int, Meta(ge=0, lt=len(FORMATS))]
     StateRows = memoryview
 
 
 class SplitLimits(Struct, frozen=True, kw_only=True, array_like=True):
-    """Sizes beyond which a frame is refused. The server's limits are part of its welcome; the client observes both sides' limits."""
+    """Sizes beyond which a frame is refused. The server sends its limits in its welcome, and the client respects both sides' limits."""
 
     context_rows: Positive = 1 << 17  # positions of one session
     rows: Positive = 2048  # rows of one frame
@@ -63,12 +63,12 @@ class SplitLimits(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class LayersMark(Struct, frozen=True, array_like=True):
-    """The layers of a model that a server computes. Both sides must mean the same ones, or states make no sense."""
+    """The layers of a model that a server computes. Both sides must mean the same layers, or the states make no sense."""
 
     source: Name  # digest of the whole model's file
     first_layer: Number
     layers: Positive
-    width: Annotated[int, Meta(ge=1, le=1 << 20)]  # numbers in a state
+    width: Annotated[int, Meta(ge=1, le=1 << 20)]  # count of numbers in a state
 
     def __str__(self) -> str:
         last = self.first_layer + self.layers - 1
@@ -76,7 +76,7 @@ class LayersMark(Struct, frozen=True, array_like=True):
 
 
 class SplitHello(Struct, frozen=True, array_like=True, tag=1):
-    """The client's first frame. Its number and the two versions have the same position in every version of the protocol."""
+    """The client's first frame. The frame number and the two versions have the same positions in every version of the protocol."""
 
     first_version: Positive
     last_version: Positive
@@ -90,23 +90,23 @@ class SplitHello(Struct, frozen=True, array_like=True, tag=1):
 
 
 class SplitOpen(Struct, frozen=True, array_like=True, tag=2):
-    """Begin an empty session. Answered with ``SplitOpened``; rows may follow at once."""
+    """Begins an empty session. The server answers with ``SplitOpened``, but rows may be sent before that."""
 
     session: Number
-    reserve: Number = 0  # largest number of positions that it will reach; 0 if not known
+    reserve: Number = 0  # largest number of positions that the session will reach, or 0 if that isn't known
 
 
 class Rows(Struct, frozen=True, array_like=True, tag=3, gc=False, eq=False):
-    """One round: forget the positions from ``position`` on, and compute these rows there.
+    """One round: the server drops all positions from ``position`` on, and computes these rows in their place.
 
-    Answered with ``States``. Rows that begin where an unanswered round's rows end may follow at once. All others wait for its answer.
+    The server answers with ``States``. Before it does, the client may only send rows that begin where the unanswered round's rows end.
 
     Args:
         session: number that identifies the session on its connection.
-        round_number: grows with each round of a session on a connection.
-        position: position of the first row, from 0; at most the session's length.
-        wanted: number of states that come back, for the last rows.
-        form: format of the states, both ways.
+        round_number: number of the round, larger than in all earlier rounds of the session on this connection.
+        position: position of the first row, from 0 to the session's length.
+        wanted: number of states that the server sends back, for the last rows.
+        form: format of the states in both directions.
         states: states before the middle layers, shape (rows, width).
     """
 
@@ -124,52 +124,52 @@ class Rows(Struct, frozen=True, array_like=True, tag=3, gc=False, eq=False):
 
 
 class SplitResume(Struct, frozen=True, array_like=True, tag=5):
-    """Continue a session of a lost connection under a new number. Answered with ``SplitResumed``."""
+    """Continues a session of a lost connection under a new number. The server answers with ``SplitResumed``."""
 
     session: Number
     key: Digest
 
 
 class ServerBatches(Struct, frozen=True, array_like=True):
-    """Sizes of a server's batches. The averages are rounded moving averages (equation 1)."""
+    """Sizes of a server's batches. The averages are moving averages (equation 1), rounded to integers."""
 
-    room: Positive  # maximum number of rows of one; longer rounds are computed in several
-    load_rows: Number = 0  # average at present
-    steady_rows: Number = 0  # average without rows of prompts
+    room: Positive  # maximum number of rows in a batch; longer rounds are computed in several batches
+    load_rows: Number = 0  # average number of rows at present
+    steady_rows: Number = 0  # average number of rows, not counting prompts
 
 
 class SplitWelcome(Struct, frozen=True, array_like=True, tag=16):
-    """The answer to an accepted hello."""
+    """The server's answer to a hello that it accepts."""
 
     version: Positive
     model: Name
     limits: SplitLimits
-    resume_s: Number  # seconds that sessions of a lost connection are kept
-    stages: Byte  # pipeline stages of the server, at least 1
-    row_costs: Annotated[tuple[RowCost, ...], Meta(min_length=1, max_length=64)]  # measured, by rows
+    resume_s: Number  # how long sessions of a lost connection are kept, in seconds
+    stages: Byte  # number of the server's pipeline stages, at least 1
+    row_costs: Annotated[tuple[RowCost, ...], Meta(min_length=1, max_length=64)]  # measured times, by number of rows
     batches: ServerBatches
     is_exact: bool = False  # a state has the same bits whatever rows are computed with it
 
 
 class SplitOpened(Struct, frozen=True, array_like=True, tag=17):
-    """The answer to an accepted open: the session exists."""
+    """The server's answer to an open that it accepts. The session now exists."""
 
     session: Number
-    key: Digest  # resumes the session, for the client that was authenticated when it was opened
+    key: Digest  # resumes the session, but only for the client that opened it
 
 
 class States(Struct, frozen=True, array_like=True, tag=18, gc=False, eq=False):
-    """The answer to ``Rows``.
+    """The server's answer to ``Rows``.
 
     Args:
-        session, round_number: the same as in the rows.
-        form: format of the states: the requested one, or f32 if a number is too large for that.
-        states: states after the middle layers of the last rows, shape (wanted, width).
+        session, round_number: the same numbers as in the rows.
+        form: format of the states. This is the requested format, or f32 if a number is too large for it.
+        states: states of the last rows after the middle layers, shape (wanted, width).
         queue_us: microseconds that the rows waited at the server while none of their batches ran.
-        compute_us: microseconds of their batches.
-        load_rows: rows of the server's batches at present, a moving average (equation 1).
-        steady_rows: the same without rows of prompts, which soon end.
-        row_costs: what batches now cost; empty if that hasn't changed. ``SplitServer`` leaves out what the client knows.
+        compute_us: microseconds that their batches took.
+        load_rows: moving average of the rows in the server's batches (equation 1).
+        steady_rows: the same average without rows of prompts, which soon end.
+        row_costs: how long batches now take, or empty if that hasn't changed. ``SplitServer`` leaves out costs that the client knows.
     """
 
     session: Number
@@ -184,7 +184,7 @@ class States(Struct, frozen=True, array_like=True, tag=18, gc=False, eq=False):
 
 
 class SplitResumed(Struct, frozen=True, array_like=True, tag=19):
-    """The answer to a resume: the session continues with its first ``length`` positions."""
+    """The server's answer to a resume. The session continues with its first ``length`` positions."""
 
     session: Number
     length: Number

@@ -1,8 +1,8 @@
-"""The server's end of one connection of the split protocol, without IO. It checks which frames are allowed when, and refuses the others.
+"""The server's side of one split protocol connection, without IO. It checks which frames are allowed when, and refuses the others.
 
-The shell hands every message to ``receive`` and carries out the frame that it returns, if any. It sends what ``take_messages`` returns.
-What ``receive`` returns obeys the protocol's rules of order, numbers and lengths. Any other message is answered with a refusal here, and
-the connection continues unless ``is_closed``.
+The shell hands every message to ``receive``, carries out the frame that it returns, if any, and sends what ``take_messages`` returns.
+Frames that ``receive`` returns obey the protocol's rules for order, numbers and lengths. Any other message is answered with a refusal
+here, and the connection continues unless ``is_closed`` is set.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from streamco.wire.verify.server import MAX_FAULTS
 
 __all__ = ["SplitServer"]
 
-_CHANGE = 1.1  # how much a batch's time differs from what the client knows, either way, before it is sent
+_CHANGE = 1.1  # a batch's time is sent again if it differs from the time that the client knows by more than this factor
 
 
 class _Pending(Struct, frozen=True, gc=False):
-    """An unanswered round."""
+    """A round that the server hasn't answered yet."""
 
     round_number: int
     position: int
@@ -64,23 +64,23 @@ class _Pending(Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class _ServerSession:
-    length: int | None  # positions, including unanswered rounds; None while a resume is not answered
+    length: int | None  # positions, including unanswered rounds; None until a resume is answered
     last_round: int = -1
     rounds: deque[_Pending] = field(default_factory=deque)  # unanswered, in order
 
 
 class SplitServer(ServerEnd[SplitCodec, SplitClientFrame]):
-    """The state of one connection of a server.
+    """The server's state of one connection.
 
     Args:
         codec: codec for the model's states, with the limits that the welcome announces.
         mark: the layers that the server computes.
         model: the model's name in the welcome.
-        row_costs: what batches cost, as measured.
-        batches: sizes of the batches.
-        stages: pipeline stages.
-        resume_s: seconds that sessions of a lost connection are kept.
-        max_faults: number of faulty frames that ends the connection.
+        row_costs: measured times of the server's batches.
+        batches: sizes of the server's batches.
+        stages: number of pipeline stages.
+        resume_s: how long sessions of a lost connection are kept, in seconds.
+        max_faults: the connection ends after this many faulty frames.
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class SplitServer(ServerEnd[SplitCodec, SplitClientFrame]):
         return tuple(self._sessions)
 
     def send(self, frame: SplitOpened | States) -> bool:
-        """Answer an open, or the oldest unanswered round. Returns False, and sends nothing, if the session or the round is already over.
+        """Answer an open, or the oldest unanswered round. Returns False and sends nothing if the session or the round is already over.
 
-        The row costs of an answer are left out if the client already knows nearly the same ones, or if the frame has no room for them.
+        An answer's row costs are left out if they are nearly what the client already knows, or if the frame has no room for them.
 
         Raises:
             VerifyProtocolError: the codec can't write this frame.
@@ -139,7 +139,7 @@ class SplitServer(ServerEnd[SplitCodec, SplitClientFrame]):
         return self.codec.encode(frame)
 
     def resume(self, frame: SplitResumed) -> bool:
-        """Answer a resume. Returns False, and sends nothing, if the session is gone."""
+        """Answer a resume. Returns False and sends nothing if the session is gone."""
         session = self._sessions.get(frame.session)
         if session is None:
             return False
@@ -148,9 +148,9 @@ class SplitServer(ServerEnd[SplitCodec, SplitClientFrame]):
         return True
 
     def refuse(self, error: VerifyProtocolError) -> None:
-        """Send an error of the shell, and end its scope (``error.scope``).
+        """Send the shell's error to the client, and end the round, session or connection that it affects (``error.scope``).
 
-        A refused round leaves the session with the positions before it, so later rounds that build on it are refused, too.
+        After a refused round, the session has only the positions before it, so later rounds that build on it are refused, too.
         """
         later = self._drop_rounds(error) if error.scope == "round" else []
         self._answer(error)
@@ -159,7 +159,7 @@ class SplitServer(ServerEnd[SplitCodec, SplitClientFrame]):
             self._answer(StaleRoundError(message, session=error.session, round_number=number))
 
     def _drop_rounds(self, error: VerifyProtocolError) -> list[int]:
-        """Forget a refused round and those after it, and return the numbers of the latter."""
+        """Drop a refused round and all later rounds, and return the numbers of the later rounds."""
         session = self._sessions.get(-1 if error.session is None else error.session)
         if session is None or not any(each.round_number == error.round_number for each in session.rounds):
             return []
@@ -231,7 +231,7 @@ class SplitServer(ServerEnd[SplitCodec, SplitClientFrame]):
         self._sessions[number] = _ServerSession(length)
 
     def _begin_round(self, rows: Rows) -> None:
-        """Check a round against its session, and add its rows."""
+        """Check that a round fits its session, and add its rows."""
         number, where = rows.session, {"session": rows.session, "round_number": rows.round_number}
         session = self._sessions.get(number)
         if session is None:
@@ -254,7 +254,7 @@ class SplitServer(ServerEnd[SplitCodec, SplitClientFrame]):
 
 
 def _have_changed(known: Sequence[RowCost], costs: Sequence[RowCost]) -> bool:
-    """Return True if sizes were measured that the client doesn't know, or if a time differs by more than a tenth."""
+    """Return True if there are batch sizes that the client doesn't know, or if a time differs by more than a tenth."""
     if [cost.rows for cost in known] != [cost.rows for cost in costs]:
         return True
     times = ((old.microseconds, new.microseconds) for old, new in zip(known, costs, strict=True))

@@ -1,1 +1,1 @@
-"""The verifier protocol: its frames, their codec, and the state of both ends."""
+"""The verifier protocol: its frames, their codec, and the client's and the server's side of a connection."""

@@ -1,4 +1,4 @@
-"""Checks of the fields of the verifier protocol's frames, beyond their types. Both the writer and the reader of a frame run them."""
+"""Checks the fields of the verifier protocol's frames, beyond their types. Both the sender and the receiver of a frame run the checks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["check_answer", "check_draft", "check_follow", "check_rule", "check_v
 
 
 def prefix_hash(ids: Sequence[int]) -> bytes:
-    """Return the hash of a context: the first 16 bytes of the SHA-256 of its ids, 4 bytes each, little-endian."""
+    """Return a context's hash, the first 16 bytes of the SHA-256 of its ids, each written as 4 bytes, little-endian."""
     return sha256(pack(ids, 32)).digest()[:16]
 
 
 def check_rule(rule: Rule) -> None:
-    """Check that the numbers of a rule are finite, and that sampling has a temperature.
+    """Check that a rule's numbers are finite, and that a rule that samples has a temperature above 0.
 
     Raises:
-        MalformedFrameError: a number is not finite, or the temperature to sample at is 0.
+        MalformedFrameError: a number is not finite, or the rule samples at temperature 0.
     """
     numbers = (rule.temperature, rule.top_p, rule.min_p, rule.threshold)
     if not all(map(isfinite, numbers)):
@@ -35,11 +35,11 @@ def check_rule(rule: Rule) -> None:
 
 
 def check_draft(draft: Draft, limits: VerifyLimits) -> None:
-    """Check that a draft's rows belong to the ids to verify, and contain them, and that its parents form a tree.
+    """Check that a draft has a row for each id to verify, or no rows, that each row contains its id, and that the parents form a tree.
 
     Raises:
-        FrameSizeError: there are more ids to verify, or more paths, than the limit.
-        MalformedFrameError: ``given`` exceeds the number of ids, a row is missing or surplus, a row lacks the drafted id, or the
+        FrameSizeError: there are more ids to verify, or more paths, than the limit allows.
+        MalformedFrameError: ``given`` exceeds the number of ids, there are too few or too many rows, a row lacks the drafted id, or the
             parents don't form a tree.
     """
     pending = draft.pending
@@ -67,10 +67,10 @@ def _check_parents(draft: Draft, limits: VerifyLimits) -> None:
 
 
 def check_follow(follow: Follow, limits: VerifyLimits, vocabulary_size: int) -> None:
-    """Check a draft that was sent ahead, and that its expected verdict is a possible one.
+    """Check a draft that was sent ahead of a verdict, and that the verdict it expects is possible.
 
     Raises:
-        FrameSizeError: there are more ids to verify than the limit.
+        FrameSizeError: there are more ids to verify than the limit allows.
         MalformedFrameError: the draft is malformed, the verdict is impossible, or the round's number is not above ``after``.
     """
     check_draft(follow.as_round(0), limits)
@@ -86,7 +86,7 @@ def check_verdict(verdict: VerdictFrame, limits: VerifyLimits, vocabulary_size: 
     """Check that a verdict accepts no more ids than a draft may have, and that its token is in the vocabulary.
 
     Raises:
-        MalformedFrameError: one of the two is beyond its limit.
+        MalformedFrameError: the number of accepted ids or the token is too large.
     """
     if verdict.token is not None and not 0 <= verdict.token < vocabulary_size:
         raise MalformedFrameError(f"verdict: expected a token below {vocabulary_size}, got {verdict.token}")
@@ -95,15 +95,15 @@ def check_verdict(verdict: VerdictFrame, limits: VerifyLimits, vocabulary_size: 
 
 
 def check_answer(verdict: VerdictFrame, draft: Draft, top_k: int) -> None:
-    """Check that a verdict answers this draft, with the requested rows.
+    """Check that a verdict is a valid answer to this draft, and has the requested rows.
 
     Args:
         verdict: the server's answer.
         draft: the round that was sent.
-        top_k: maximum number of ids in a row; 0 for no rows.
+        top_k: maximum number of ids in a row. 0 means that no rows were requested.
 
     Raises:
-        MalformedFrameError: too many tokens are accepted, the correction is missing or corrects nothing, or the rows are wrong.
+        MalformedFrameError: too many tokens are accepted, the correction is missing or repeats a draft token, or the rows are wrong.
     """
     pending, where = draft.pending, f"verdict of round {draft.round_number}"
     if verdict.accepted > len(pending):
@@ -121,7 +121,7 @@ def check_answer(verdict: VerdictFrame, draft: Draft, top_k: int) -> None:
 
 
 def _children(draft: Draft, node: int) -> tuple[int, ...]:
-    """Return the ids of the draft's tokens that directly follow a node: several in a tree, at most one in a chain."""
+    """Return the ids of the draft tokens that directly follow a node. A tree may have several, a chain has at most one."""
     pending = draft.pending
     if not draft.parents:
         return pending[node : node + 1]

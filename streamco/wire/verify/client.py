@@ -1,8 +1,8 @@
-"""The client's end of one connection, without IO. It builds frames, reads answers and checks their order and lengths.
+"""The client's side of one verifier protocol connection, without IO. It builds frames, reads answers and checks their order and lengths.
 
 The shell calls a method for each frame and sends what ``take_messages`` returns. It hands every message that arrives to ``receive``.
-Answers for sessions and rounds that are over are dropped. An answer that breaks the protocol raises and ends the connection, because the
-other answers of a verifier that is wrong once can't be trusted.
+Answers for sessions and rounds that are over are dropped. An answer that breaks the protocol raises an error and ends the connection,
+because a verifier that is wrong once can't be trusted in its other answers.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class _DraftSession(ClientSession):
     top_k: int = 0
     draft: Draft | None = None  # the pending round, which was sent and isn't answered yet
     follows: list[Follow] = field(default_factory=list)  # drafts sent ahead of its verdict
-    resumed_with: tuple[int, ...] = ()  # its context while a resume is not answered
+    resumed_with: tuple[int, ...] = ()  # the session's context until a resume is answered
 
 
 class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _DraftSession]):
-    """The state of one connection of a client: first hello and welcome, then sessions.
+    """The client's state of one connection, which begins with hello and welcome and then carries sessions.
 
     Args:
         codec: codec for the draft model's vocabulary.
         vocabulary: fingerprint of that vocabulary.
-        token: bearer token, or None if the WebSocket's own request carries it or none is needed.
+        token: bearer token, or None if the WebSocket's HTTP request carries it or the server needs none.
         agent: name of this client for the server's log.
     """
 
@@ -63,7 +63,7 @@ class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _DraftSession]):
 
     @property
     def limits(self) -> VerifyLimits:
-        """The limits that both sides allow; the client's own until the welcome has come."""
+        """The smaller of both sides' limits, or the client's own limits until the welcome has come."""
         return self.codec.limits
 
     @property
@@ -82,16 +82,16 @@ class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _DraftSession]):
         return 0 if state is None or state.draft is None else len(state.draft.pending)
 
     def open(self, ids: Sequence[int], rule: Rule, *, top_k: int = 0, reserve: int = 0) -> int:
-        """Begin a session and return its number. Drafts may follow at once, before ``Opened`` comes.
+        """Begin a session and return its number. You may send drafts at once, before ``Opened`` comes.
 
         Args:
-            ids: the context; a long one may follow in pieces with ``extend``.
-            rule: the rule by which its drafts are verified.
-            top_k: number of the target's candidates at each position of a verdict, perhaps 0.
-            reserve: largest number of tokens that context and answer will reach; 0 if not known.
+            ids: the context, or its beginning. ``extend`` can send a long context in pieces.
+            rule: the rule by which the session's drafts are verified.
+            top_k: number of the target's candidates in a verdict for each position. 0 requests none.
+            reserve: largest number of tokens that context and answer will reach, or 0 if that isn't known.
 
         Raises:
-            UsageError: no welcome has come, or the connection is closed.
+            UsageError: the welcome hasn't come, or the connection is closed.
             VerifyProtocolError: the session doesn't fit a frame.
         """
         number = self._next_number()
@@ -113,9 +113,9 @@ class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _DraftSession]):
     def draft(
         self, session: int, base: int, ids: Sequence[int], *, given: int = 0, rows: Sequence[TopK] = (), parents: Sequence[int] = ()
     ) -> int:
-        """Begin a round and return its number: cut the context to ``base``, append the first ``given`` ids, and verify the others.
+        """Begin a round and return its number. The server cuts the context to ``base``, appends ``given`` ids, and verifies the others.
 
-        ``parents`` makes a tree of these, with at most ``limits.paths`` paths; empty for a chain.
+        ``parents`` arranges the ids to verify in a tree with at most ``limits.paths`` paths. If it is empty, they form a chain.
 
         Raises:
             UsageError: a round is pending, or the context is shorter than ``base``.
@@ -130,21 +130,22 @@ class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _DraftSession]):
     def follow(
         self, session: int, accepted: int, token: int, ids: Sequence[int], *, rows: Sequence[TopK] = (), parents: Sequence[int] = ()
     ) -> int:
-        """Send a draft ahead of the pending round's verdict and return its number.
+        """Send a draft before the pending round's verdict has come, and return the draft's number.
 
-        If the verdict is the expected one, this draft is the pending round as soon as ``receive`` has returned the verdict. One round may
-        have up to ``MAX_FOLLOWS`` of them.
+        If the verdict is as expected, this draft becomes the pending round as soon as ``receive`` has returned the verdict. Up to
+        ``MAX_FOLLOWS`` drafts may be sent ahead of one verdict.
 
         Args:
             session: number that identifies the session on this connection.
-            accepted: expected verdict: number of accepted tokens of the pending round or, in a tree, the last one's number.
-            token: expected verdict: the token after them.
+            accepted: how many of the pending round's tokens the verdict is expected to accept or, in a tree, the number of the last one.
+            token: the token that is expected after the accepted tokens.
             ids: ids to verify.
-            rows: the distribution that each of them was drawn from.
-            parents: parent of each of them, in a tree; empty for a chain.
+            rows: the distribution that each id was drawn from.
+            parents: parent of each id in a tree, or empty for a chain.
 
         Raises:
-            UsageError: no round is pending, it has fewer tokens, or it already has ``MAX_FOLLOWS`` of these or one for the same verdict.
+            UsageError: no round is pending, it has fewer than ``accepted`` tokens, ``MAX_FOLLOWS`` drafts were already sent ahead, or one
+                of them expects the same verdict.
             VerifyProtocolError: the draft doesn't fit a frame.
         """
         state = self._find(session)
@@ -161,15 +162,15 @@ class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _DraftSession]):
         return follow.round_number
 
     def resume(self, key: bytes, ids: Sequence[int], *, top_k: int = 0) -> int:
-        """Continue a session of a lost connection, and return its new number. ``Resumed`` says how many of the ids the server holds.
+        """Continue a session of a lost connection, and return its new number. ``Resumed`` says how many of the ids the server has.
 
         Args:
             key: the session's key, from its ``Opened``.
-            ids: its whole context, as the client holds it.
-            top_k: number of candidates at each position of a verdict, as in its ``open``.
+            ids: the session's whole context, as the client has it.
+            top_k: number of candidates for each position, the same as in ``open``.
 
         Raises:
-            UsageError: no welcome has come, or the connection is closed.
+            UsageError: the welcome hasn't come, or the connection is closed.
             VerifyProtocolError: the key doesn't fit a frame.
         """
         number = self._next_number()

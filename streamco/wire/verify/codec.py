@@ -1,10 +1,10 @@
-"""Turns frames into bytes and back: msgpack arrays with bit-packed ids. Every size is checked against a limit before it is used.
+"""Turns verifier frames into bytes and back. They are msgpack arrays with bit-packed ids. Each size is checked against its limit first.
 
 An id takes ``bits`` bits: ceil(log2) of the vocabulary's size, at least 8. The number of ids isn't sent, because it follows from the number
-of bytes: n ids are ceil(n x bits / 8) bytes, and no other n gives as many. An array may be longer than this version knows. Surplus elements
-are ignored.
+of bytes: n ids take ceil(n x bits / 8) bytes, and no other n takes as many. An array may have more elements than this version knows. Extra
+elements are ignored.
 
-msgspec decodes a message into the frame itself, whose ids, rows and parents are bytes at first. They are unpacked into the same frame.
+msgspec decodes a message directly into a frame, whose ids, rows and parents are bytes at first. They are then unpacked in place.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HELLO = 1
 """The number of the hello frame."""
 
 MIN_FRAME_BYTES = 1 << 15
-"""Size in bytes of a frame that every peer must accept."""
+"""Every peer must accept frames of up to this many bytes."""
 
 _OPEN, _EXTEND, _DRAFT, _FOLLOW, _VERDICT = (each.__struct_config__.tag for each in (Open, Extend, Draft, Follow, VerdictFrame))
 
@@ -63,7 +63,7 @@ _decode_down = msgspec.msgpack.Decoder(ServerFrame).decode
 
 
 def frame_number(message: bytes) -> int:
-    """Return the number of the frame in a message, without reading anything after it.
+    """Return the number that tells a message's type of frame, without reading the rest.
 
     Raises:
         MalformedFrameError: the message isn't a msgpack array that begins with a number.
@@ -75,7 +75,7 @@ def frame_number(message: bytes) -> int:
 
 
 def hello_versions(message: bytes) -> tuple[int, int]:
-    """Return the first and the last version that a hello of any version offers.
+    """Return the first and the last protocol version that a hello offers. It can read hellos of any version.
 
     Raises:
         MalformedFrameError: the versions can't be read.
@@ -88,18 +88,18 @@ def hello_versions(message: bytes) -> tuple[int, int]:
 
 
 class VerifyCodec:
-    """Writes and reads the frames of one vocabulary.
+    """Encodes and decodes the frames for one vocabulary.
 
     Args:
         vocabulary_size: number of ids in the vocabulary, 1 to 2**32.
-        limits: largest sizes, both ways. None for the defaults of ``VerifyLimits``.
+        limits: largest sizes in both directions. None means the defaults of ``VerifyLimits``.
 
     Raises:
-        ConfigError: ``frame_bytes`` is below 32 KiB, and not every hello would fit.
+        ConfigError: ``frame_bytes`` is below 32 KiB, so that not every hello would fit.
         ValueError: ``vocabulary_size`` is out of range.
 
-    Its methods raise FrameSizeError beyond the limits and MalformedFrameError for everything else that isn't a frame. If the session and
-    the round of a draft could be read, the error names them.
+    All methods raise FrameSizeError beyond the limits, and MalformedFrameError for anything else that isn't a valid frame. If the session
+    and the round of a draft could be read, the error names them.
     """
 
     __slots__ = ("bits", "limits", "vocabulary_size")
@@ -112,7 +112,7 @@ class VerifyCodec:
             raise ConfigError(f"frame_bytes: expected at least {MIN_FRAME_BYTES}, got {self.limits.frame_bytes}")
 
     def within(self, limits: VerifyLimits) -> VerifyCodec:
-        """Return a codec with the smaller of each limit; ``frame_bytes`` stays at least 32 KiB."""
+        """Return a codec whose limits are each the smaller of this codec's and the given ones. ``frame_bytes`` stays at least 32 KiB."""
         ours = self.limits
         smaller = VerifyLimits(
             frame_bytes=max(MIN_FRAME_BYTES, min(ours.frame_bytes, limits.frame_bytes)),
@@ -182,7 +182,7 @@ class VerifyCodec:
         return frame
 
     def _unpack_round(self, frame: Draft | Follow) -> None:
-        """Unpack the fields of a draft or a follow, unless they were left out, and check it. Errors name its session and round."""
+        """Unpack the fields of a ``Draft`` or a ``Follow``, unless they were left out, and check it. Errors name the session and round."""
         try:
             self._unpack_ids(frame)
             if frame.rows != ():
@@ -220,7 +220,7 @@ class VerifyCodec:
         force_setattr(frame, "ids", ids)
 
     def _tail(self, frame: Draft | Follow) -> tuple[bytes, ...]:
-        """Return the fields at the end of a draft or a follow that may be left out."""
+        """Return the optional fields at the end of a ``Draft`` or a ``Follow``."""
         if frame.parents:
             return pack_rows(frame.rows, self.bits), bytes(frame.parents)
         return (pack_rows(frame.rows, self.bits),) if frame.rows else ()
@@ -237,10 +237,10 @@ class VerifyCodec:
 
 
 def raise_malformed(what: str, error: Exception) -> NoReturn:
-    """Raise msgspec's error about a message as the protocol's error.
+    """Raise MalformedFrameError for a message that msgspec couldn't decode.
 
     Args:
-        what: the type as which the message was read.
+        what: the kind of frame that was expected.
         error: msgspec's error.
 
     Raises:

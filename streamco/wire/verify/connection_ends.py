@@ -1,7 +1,7 @@
-"""What both ends of a connection have in common in all frame protocols: sending messages, checking received ones, and ending on a fault.
+"""Base classes for both sides of a connection in all frame protocols. They queue messages, check received ones, and end on a fault.
 
-``VerifyClient`` and ``SplitClient`` inherit from ``ClientEnd``, ``VerifyServer`` and ``SplitServer`` from ``ServerEnd``, and add their
-frames.
+``VerifyClient`` and ``SplitClient`` inherit from ``ClientEnd``, and ``VerifyServer`` and ``SplitServer`` from ``ServerEnd``. Each adds its
+own frames.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ __all__ = ["ClientEnd", "ClientSession", "FrameCodec", "ServerEnd"]
 
 
 class FrameCodec(Protocol):
-    """The part of a codec that an end needs."""
+    """The methods of a codec that ``ClientEnd`` and ``ServerEnd`` call."""
 
     def encode(self, frame: Any, /) -> bytes:
-        """Return a frame as bytes."""
+        """Encode a frame as bytes."""
         ...
 
     def decode_down(self, message: bytes, /) -> Any:
-        """Return the frame in a message from the server."""
+        """Decode a message from the server."""
         ...
 
     def within(self, limits: Any, /) -> Self:
-        """Return a codec with the smaller of each limit."""
+        """Return a codec whose limits are each the smaller of this codec's and the given ones."""
         ...
 
 
@@ -50,13 +50,13 @@ class _OfSession(Protocol):
 
 @dataclass(slots=True)
 class ClientSession:
-    """What a client's end knows about a session in any protocol.
+    """A session's state at the client, in any frame protocol.
 
     Args:
-        length: tokens or positions of its context, as far as the client may count on them.
+        length: number of tokens or positions in the session's context that the client may rely on.
         is_opened: True once the server has answered the request to open or resume the session.
-        is_resuming: True while the request to resume it isn't answered.
-        last_round: number of its last round; -1 if there hasn't been one.
+        is_resuming: True until the server answers a request to resume the session.
+        last_round: number of the session's last round, or -1 if there hasn't been one.
     """
 
     length: int
@@ -73,17 +73,17 @@ CodecT = TypeVar("CodecT", bound=FrameCodec)
 
 
 class ClientEnd(ABC, Generic[CodecT, FrameT, WelcomeT, SessionT]):
-    """The client's end of a connection.
+    """Base class for the client's side of a connection.
 
     Args:
         codec: codec of the protocol.
-        hello: the first frame.
-        versions: first and last version of the protocol that this end speaks.
-        server: what the server is called in errors.
+        hello: the frame that is sent first.
+        versions: first and last version of the protocol that this client speaks.
+        server: name for the server in error messages.
 
     Attributes:
-        welcome: the server's welcome; None if it has not come.
-        is_closed: the connection has ended.
+        welcome: the server's welcome, or None if it hasn't come.
+        is_closed: True once the connection has ended.
     """
 
     def __init__(self, codec: CodecT, hello: Struct, *, versions: tuple[int, int], server: str) -> None:
@@ -97,12 +97,12 @@ class ClientEnd(ABC, Generic[CodecT, FrameT, WelcomeT, SessionT]):
         self._messages = [codec.encode(hello)]
 
     def take_messages(self) -> list[bytes]:
-        """Return the messages to send, in order; each is returned once."""
+        """Return the messages to send, in order. Each message is returned only once."""
         messages, self._messages = self._messages, []
         return messages
 
     def length(self, session: int) -> int:
-        """Return the length of a session's context as both sides hold it, including rows of unanswered rounds.
+        """Return the length of a session's context at both sides, including rows of unanswered rounds.
 
         Raises:
             UsageError: there is no such session.
@@ -110,12 +110,12 @@ class ClientEnd(ABC, Generic[CodecT, FrameT, WelcomeT, SessionT]):
         return self._find(session).length
 
     def close(self, session: int) -> None:
-        """End a session; idempotent."""
+        """End a session. You may call it more than once."""
         if self._sessions.pop(session, None) is not None and not self.is_closed:
             self._queue(Close(session))
 
     def receive(self, message: bytes | str) -> FrameT | None:
-        """Return the server's frame in a message, or None if it is about a session or a round that is over.
+        """Decode a message from the server. Returns None if its frame is about a session or a round that is over.
 
         Raises:
             VerifyProtocolError: the frame breaks the protocol, and the connection must be closed.
@@ -132,17 +132,17 @@ class ClientEnd(ABC, Generic[CodecT, FrameT, WelcomeT, SessionT]):
 
     @abstractmethod
     def _handle(self, frame: FrameT) -> FrameT | None:
-        """Check a frame, and update the state. Returns None if it is about something that is over."""
+        """Check a frame, and update the state. Returns None if it is about a session or a round that is over."""
 
     def _handle_welcome(self, frame: WelcomeT) -> WelcomeT:
-        """Accept a welcome, and observe its limits from now on."""
+        """Accept a welcome, and respect its limits from now on."""
         self._check_server(frame)
         self.welcome = frame
         self.codec = self.codec.within(frame.limits)
         return frame
 
     def _check_server(self, frame: WelcomeT) -> None:
-        """Check that a welcome is the first one, and has a supported version."""
+        """Check that a welcome is the first one and has a supported version."""
         if self.welcome is not None:
             raise UnexpectedFrameError("welcome: expected one per connection, got a second one")
         first, last = self._versions
@@ -150,7 +150,7 @@ class ClientEnd(ABC, Generic[CodecT, FrameT, WelcomeT, SessionT]):
             raise VersionError(f"welcome: expected a version from {first} to {last}, got {frame.version}")
 
     def _check_welcome(self, frame: Struct) -> None:
-        """Check that a frame that isn't the welcome comes after it."""
+        """Check that the welcome came before this frame."""
         if self.welcome is None:
             raise UnexpectedFrameError(f"connection: expected a welcome first, got {type(frame).__name__}")
 
@@ -181,7 +181,7 @@ class ClientEnd(ABC, Generic[CodecT, FrameT, WelcomeT, SessionT]):
 
     @abstractmethod
     def _drop_round(self, state: SessionT, frame: Refusal) -> bool:
-        """Forget the refused round and what depends on it; return False if it is already over."""
+        """Drop the refused round and everything that depends on it. Returns False if the round is already over."""
 
     def _queue(self, frame: Struct) -> None:
         self._messages.append(self.codec.encode(frame))
@@ -191,10 +191,10 @@ class ClientEnd(ABC, Generic[CodecT, FrameT, WelcomeT, SessionT]):
         self._sessions.clear()
 
     def _next_number(self) -> int:
-        """Return the number of a new session.
+        """Return the number for a new session.
 
         Raises:
-            UsageError: no welcome has come, or the connection is closed.
+            UsageError: the welcome hasn't come, or the connection is closed.
         """
         if self.welcome is None or self.is_closed:
             got = "closed" if self.is_closed else "not welcomed yet"
@@ -211,10 +211,10 @@ class ClientEnd(ABC, Generic[CodecT, FrameT, WelcomeT, SessionT]):
         return state
 
     def _find_resumed(self, session: int) -> SessionT:
-        """Return a session; if it was resumed, the resume must have been answered.
+        """Return a session that isn't waiting for the answer to a resume.
 
         Raises:
-            UsageError: there is no such session.
+            UsageError: there is no such session, or its resume hasn't been answered.
         """
         state = self._find(session)
         if state.is_resuming:
@@ -223,15 +223,15 @@ class ClientEnd(ABC, Generic[CodecT, FrameT, WelcomeT, SessionT]):
 
 
 class ServerEnd(ABC, Generic[CodecT, FrameT]):
-    """The server's end of a connection.
+    """Base class for the server's side of a connection.
 
     Args:
         codec: codec of the protocol, with the limits that the welcome announces.
         welcome: the frame that answers a hello.
-        max_faults: number of faulty frames that ends the connection.
+        max_faults: the connection ends after this many faulty frames.
 
     Attributes:
-        is_closed: the connection must be closed after the last message.
+        is_closed: True if the connection must be closed after the last message.
         faults: number of faulty frames from the client so far.
     """
 
@@ -246,14 +246,14 @@ class ServerEnd(ABC, Generic[CodecT, FrameT]):
         self._messages: list[bytes] = []
 
     def take_messages(self) -> list[bytes]:
-        """Return the messages to send, in order; each is returned once. If ``is_closed``, close the connection after them."""
+        """Return the messages to send, in order. Each is returned only once. If ``is_closed`` is set, close the connection after them."""
         messages, self._messages = self._messages, []
         return messages
 
     def receive(self, message: bytes | str) -> FrameT | Close | None:
-        """Return the frame to carry out, or None if there is nothing to do. Nothing that the client sends makes it raise.
+        """Decode a message, and return the frame to carry out, or None if there is nothing to do. Nothing that the client sends raises.
 
-        If a client's fault ended a session, it returns ``Close`` for that session.
+        If the client's fault ended a session, ``Close`` is returned for that session.
         """
         if self.is_closed:
             return None
@@ -263,29 +263,29 @@ class ServerEnd(ABC, Generic[CodecT, FrameT]):
             return self._read(message)
         except VerifyProtocolError as error:
             lost = error.session if error.scope == "session" and self._has_session(error.session) else None
-            self._answer(error)  # a round that it names isn't an unanswered one, or repeats its number, so there is nothing to drop
+            self._answer(error)  # if it names a round, that one isn't unanswered or repeats a number, so there is nothing to drop
             return None if lost is None or self.is_closed else Close(lost)
 
     def welcome(self) -> None:
-        """Accept the hello that ``receive`` returned. The shell must check its token first, and ``refuse`` a wrong one."""
+        """Accept the hello that ``receive`` returned. The shell must check the hello's token first, and ``refuse`` a wrong token."""
         assert self._has_hello, "a hello is what a welcome answers"
         self._is_welcome = True
         self._messages.append(self.codec.encode(self._accepting))
 
     @abstractmethod
     def _read(self, message: bytes) -> FrameT | Close | None:
-        """Return the frame in a message if it must be carried out, or None."""
+        """Decode a message, and return its frame if the shell must carry it out, otherwise None."""
 
     @abstractmethod
     def _has_session(self, session: int | None) -> bool:
-        """Return True if there is such a session."""
+        """Return True if a session with this number is open."""
 
     @abstractmethod
     def _end_session(self, session: int | None) -> bool:
-        """Forget a session. Returns False if there was none."""
+        """Drop a session. Returns False if there was none."""
 
     def _answer(self, error: VerifyProtocolError) -> None:
-        """Send an error, and end its connection or session."""
+        """Send an error, and end the connection or session that it affects."""
         if self.is_closed:
             return
         self._messages.append(self.codec.encode(Refusal.of(error)))

@@ -1,4 +1,4 @@
-"""Errors of the verifier protocol: one class for each refusal code, the same on both sides.
+"""Errors of the verifier protocol: one class for each refusal code, used by both sides.
 
 ::
 
@@ -15,8 +15,9 @@
     ├── ShuttingDownError      shutting_down      *  ├── EvictedError          evicted
     └── VerifierFailedError    failed
 
-Errors with a star end the connection. Any other error that names a session and a round ends that round: the draft is refused, and the
-session is as it was before. If it names only a session, it ends the session. If it names neither, it ends nothing: its frame was ignored.
+Errors with a star end the connection. Any other error that names a session and a round ends that round, so the draft is refused, and the
+session stays as it was before. An error that names only a session ends the session. An error that names neither ends nothing, because only
+its frame was ignored.
 """
 
 from __future__ import annotations
@@ -56,13 +57,13 @@ Scope = Literal["connection", "session", "round", "frame"]
 
 
 class VerifyProtocolError(VerifierError):
-    """A frame that was refused by this side or by the peer. The class itself stands for codes that this version doesn't know.
+    """This side or the peer refused a frame. The class itself is used for codes that this version doesn't know.
 
     Args:
-        message: what was expected, what came, and where; lower case, no full stop.
-        session: number of the session that it is about. None if there is none, or it isn't known.
-        round_number: number of the round that it is about. None if there is none, or it isn't known.
-        retry_after: seconds until a retry makes sense. None if not known.
+        message: what was expected, what came instead, and where, in lower case and without a full stop.
+        session: number of the session that the error is about, or None if there is none or it isn't known.
+        round_number: number of the round that the error is about, or None if there is none or it isn't known.
+        retry_after: seconds until a retry makes sense, or None if that isn't known.
     """
 
     code = "unknown"
@@ -79,7 +80,7 @@ class VerifyProtocolError(VerifierError):
 
     @property
     def scope(self) -> Scope:
-        """The scope that the error ends; "frame" means that only its frame was ignored."""
+        """What the error ends: the connection, a session or a round. "frame" means that only the frame was ignored."""
         if self.is_fatal:
             return "connection"
         if self.session is None:
@@ -95,7 +96,7 @@ class MalformedFrameError(VerifyProtocolError):
 
 
 class FrameSizeError(VerifyProtocolError):
-    """The frame has more bytes, ids, rows or candidates than the limit."""
+    """The frame has more bytes, ids, rows or candidates than the limit allows."""
 
     code = "too_large"
     is_fault = True
@@ -116,7 +117,7 @@ class HelloExpectedError(VerifyProtocolError):
 
 
 class VersionError(VerifyProtocolError):
-    """The two sides have no version of the protocol in common."""
+    """The two sides don't support a common version of the protocol."""
 
     code = "unsupported_version"
     is_fatal = True
@@ -137,7 +138,7 @@ class VocabularyError(VerifyProtocolError):
 
 
 class ModelMismatchError(VerifyProtocolError):
-    """The two sides of the split protocol hold layers of different models, or the server doesn't compute the layers needed."""
+    """The two sides of the split protocol have layers of different models, or the server doesn't compute the layers needed."""
 
     code = "model_mismatch"
     is_fatal = True
@@ -158,20 +159,20 @@ class ShuttingDownError(VerifyProtocolError):
 
 
 class UnknownSessionError(VerifyProtocolError):
-    """The connection has no such session: it was never opened, or refused, closed or evicted."""
+    """The connection has no such session, because it was never opened, or was refused, closed or evicted."""
 
     code = "unknown_session"
 
 
 class SessionNumberError(VerifyProtocolError):
-    """The number of a new session is not above all earlier ones of its connection."""
+    """The number of a new session is not above the numbers of all earlier sessions of its connection."""
 
     code = "session_number"
     is_fault = True
 
 
 class SessionLimitError(VerifyProtocolError):
-    """The connection has more simultaneous sessions than it may have."""
+    """The connection already has as many sessions as it may have."""
 
     code = "too_many_sessions"
 
@@ -183,13 +184,13 @@ class RuleError(VerifyProtocolError):
 
 
 class WrongBaseError(VerifyProtocolError):
-    """The base of a frame lies beyond the end of the context."""
+    """A frame's base is beyond the end of the context."""
 
     code = "wrong_base"
 
 
 class StaleRoundError(VerifyProtocolError):
-    """A round is still being verified, or the new round's number is not above the last one's."""
+    """A round is still being verified, or the new round's number is not above the last round's number."""
 
     code = "stale_round"
 
@@ -201,7 +202,7 @@ class ContextFullError(VerifyProtocolError):
 
 
 class OverloadedError(VerifyProtocolError):
-    """The server has no capacity now; a retry makes sense after ``retry_after`` seconds."""
+    """The server has no capacity now. A retry makes sense after ``retry_after`` seconds."""
 
     code = "overloaded"
 
@@ -213,13 +214,13 @@ class NotResumableError(VerifyProtocolError):
 
 
 class EvictedError(VerifyProtocolError):
-    """The server gave up the session. Its key may still resume it."""
+    """The server gave up the session, or another connection has resumed it. The session's key may still resume it."""
 
     code = "evicted"
 
 
 class VerifierFailedError(VerifyProtocolError):
-    """The target model failed while it verified for this session."""
+    """The target model failed while it was verifying for this session."""
 
     code = "failed"
 
@@ -230,7 +231,7 @@ _BY_CODE = {kind.code: kind for kind in VerifyProtocolError.__subclasses__()}
 def error_for(
     code: str, message: str, *, session: int | None = None, round_number: int | None = None, retry_after: float | None = None
 ) -> VerifyProtocolError:
-    """Return the error for a code. An unknown code gives an instance of the root class with that ``code``.
+    """Return the error for a refusal code. For an unknown code this is a ``VerifyProtocolError`` with that ``code``.
 
     Args:
         code: code of a ``Refusal``.

@@ -1,9 +1,9 @@
-"""The frames between a device that drafts and a server that verifies; docs/verifier-protocol.md is the specification.
+"""The frames sent between a device that drafts and a server that verifies. docs/verifier-protocol.md is the specification.
 
-A frame is an object here and one msgpack array on the wire (``VerifyCodec``): its number first, then its fields in the order below, with
-ids, rows and parents packed into bytes. The client sends frames 1 to 7, the server 16 to 20. The client chooses a session's number: it
-grows with each session of a connection and is never used again on it. The server chooses the key that resumes a session on another
-connection.
+A frame is an object here, and ``VerifyCodec`` sends it as one msgpack array: first its number, then its fields in the order below, with
+ids, rows and parents packed into bytes. The client sends frames 1 to 7, and the server sends frames 16 to 20. The client chooses the
+number of a session, which grows with each session of a connection and is never used again there. The server chooses the key that resumes a
+session on another connection.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ __all__ = [
 ]
 
 PATH = "/v1/verify"
-"""The path of the WebSocket at a server."""
+"""The URL path of a server's WebSocket."""
 
 SUBPROTOCOL = "streamco-verify"
-"""The subprotocol of the WebSocket."""
+"""The WebSocket's subprotocol."""
 
 VERSIONS = (1, 1)
 """The first and the last version of the protocol that this package speaks."""
@@ -65,29 +65,29 @@ if TYPE_CHECKING:
     Ids = tuple[int, ...]
     Rows = tuple[TopK, ...]
     Parents = tuple[int, ...]
-else:  # what msgspec reads from a message; VerifyCodec unpacks it in place, because only the codec knows the width of an id
+else:  # the types that msgspec decodes; VerifyCodec unpacks them in place, because only the codec knows the width of an id
     Ids = Rows = Parents = bytes
 
 
 class VerifyLimits(Struct, frozen=True, kw_only=True, array_like=True):
-    """Sizes beyond which a frame is refused. The server's limits are part of its welcome; the client observes both sides' limits."""
+    """Sizes beyond which a frame is refused. The server sends its limits in its welcome, and the client respects both sides' limits."""
 
     frame_bytes: Positive = 1 << 20  # bytes of one frame; a context of 128 Ki ids of 18 bits takes 288 KiB
     context_tokens: Positive = 1 << 17  # tokens of one session, including the draft
     draft_tokens: Positive = 31  # tokens to verify in one round; with the token before them, a chunk of 32 (Synera 4.5)
     top_k: Annotated[int, Meta(ge=1, le=255)] = 64  # ids in one row of probabilities
     sessions: Positive = 64  # sessions of one connection at a time
-    paths: Positive = 1  # paths of one draft, from the context to a token that no other follows; 1 for chains only
+    paths: Positive = 1  # paths of one draft, from the context to a token that no other follows; 1 allows only chains
 
 
 class Hello(Struct, frozen=True, array_like=True, tag=1):
-    """The client's first frame. Its number and the two versions have the same position in every version of the protocol."""
+    """The client's first frame. The frame number and the two versions have the same positions in every version of the protocol."""
 
     first_version: Positive
     last_version: Positive
     vocabulary: Name  # fingerprint
     vocabulary_size: Positive
-    token: Secret | None = None  # bearer token, if the WebSocket's own request could not carry it
+    token: Secret | None = None  # bearer token, if the WebSocket's HTTP request could not carry it
     agent: Name = ""
 
     def __repr__(self) -> str:
@@ -96,17 +96,17 @@ class Hello(Struct, frozen=True, array_like=True, tag=1):
 
 
 class Open(Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """Begin a session with a context that begins with ``ids``; ``Extend`` may add the rest. Answered with ``Opened``."""
+    """Begins a session whose context starts with ``ids``. ``Extend`` can add the rest. The server answers with ``Opened``."""
 
     session: Number
     rule: Rule
-    top_k: Byte  # ids in each row of its verdicts; 0 for no rows
-    reserve: Number  # largest number of tokens that context and answer will reach; 0 if not known
+    top_k: Byte  # ids in each row of the session's verdicts; 0 for no rows
+    reserve: Number  # largest number of tokens that context and answer will reach, or 0 if that isn't known
     ids: Ids
 
 
 class Extend(Struct, frozen=True, array_like=True, tag=3, gc=False):
-    """Cut the context to ``base`` tokens and append ``ids``. Not answered."""
+    """Cuts the context to ``base`` tokens and appends ``ids``. The server doesn't answer."""
 
     session: Number
     base: Number
@@ -114,10 +114,11 @@ class Extend(Struct, frozen=True, array_like=True, tag=3, gc=False):
 
 
 class Draft(Struct, frozen=True, array_like=True, tag=4, gc=False):
-    """One round: cut the context to ``base``, append the first ``given`` ids, and verify the others.
+    """One round: the server cuts the context to ``base`` tokens, appends the first ``given`` ids, and verifies the others.
 
-    ``rows`` holds the distribution from which each of the others was drawn, or is empty (greedy, threshold). ``parents`` makes a tree of
-    them (``streamco.policies.drafts.tree_acceptance``); if it is empty, each follows the one before it. Answered with ``VerdictFrame``.
+    ``rows`` holds the distribution from which each id to verify was drawn, or is empty (greedy, threshold). ``parents`` arranges these ids
+    in a tree (``streamco.policies.drafts.tree_acceptance``). If it is empty, each follows the one before it. The server answers with
+    ``VerdictFrame``.
     """
 
     session: Number
@@ -126,7 +127,7 @@ class Draft(Struct, frozen=True, array_like=True, tag=4, gc=False):
     given: Number
     ids: Ids
     rows: Rows = ()
-    parents: Parents = ()  # for each id to verify; 0 is the last id before them, n the n-th of them
+    parents: Parents = ()  # for each id to verify; 0 is the last id before them, n is the n-th id to verify
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -135,35 +136,34 @@ class Draft(Struct, frozen=True, array_like=True, tag=4, gc=False):
 
     @property
     def paths(self) -> int:
-        """Number of paths from the context to an id that no other follows."""
+        """Number of paths from the context to an id that no other id follows."""
         return len(leaves(self.parents)) if self.parents else 1
 
     @property
     def longest(self) -> int:
-        """How many of the ids to verify are on the longest path: in a chain, all of them."""
+        """Number of ids to verify on the longest path. In a chain these are all ids to verify."""
         return len(longest_path(self.parents)) if self.parents else len(self.pending)
 
     def accepted_ids(self, accepted: int) -> tuple[int, ...]:
-        """Return the ids that a verdict with this ``accepted`` accepts, in order."""
+        """Return the ids that a verdict accepts, in order. ``accepted`` is the verdict's field of that name."""
         return tuple(self.pending[node - 1] for node in path_to(self.parents, accepted))
 
     def length_after(self, verdict: VerdictFrame) -> int:
-        """Return the number of tokens of the context after this draft's verdict."""
+        """Return how many tokens the context has after this draft's verdict."""
         return self.base + self.given + len(path_to(self.parents, verdict.accepted)) + (verdict.token is not None)
 
 
 class Follow(Struct, frozen=True, array_like=True, tag=7, gc=False):
-    """A draft that is sent ahead of the verdict on round ``after``. All of its ids are verified if that verdict is the expected one.
+    """A draft that is sent before the verdict on round ``after``. If that verdict is as expected, all ids of this draft are verified.
 
-    From the moment of that verdict, it is a round like any other, whose context is the one that the verdict leaves. Otherwise it is
-    dropped without an answer.
+    The draft then becomes a round like any other, with the context that the verdict leaves. Otherwise it is dropped without an answer.
     """
 
     session: Number
     round_number: Number
     after: Number  # number of the round that is being verified
-    accepted: Number  # expected verdict: ``accepted`` as in ``VerdictFrame``
-    token: Number  # expected verdict: the token after them
+    accepted: Number  # ``VerdictFrame.accepted`` of the expected verdict
+    token: Number  # ``VerdictFrame.token`` of the expected verdict
     ids: Ids
     rows: Rows = ()
     parents: Parents = ()
@@ -178,61 +178,61 @@ class Follow(Struct, frozen=True, array_like=True, tag=7, gc=False):
 
 
 class Resume(Struct, frozen=True, array_like=True, tag=5):
-    """Continue a session of a lost connection. Answered with ``Resumed``."""
+    """Continues a session of a lost connection. The server answers with ``Resumed``."""
 
     session: Number
     key: Digest
-    base: Number  # number of tokens of its context that the client holds
+    base: Number  # number of tokens in the context that the client has
     prefix: Digest  # prefix_hash of those tokens
 
 
 class Close(Struct, frozen=True, array_like=True, tag=6):
-    """End a session. Not answered; a verdict may still be on its way."""
+    """Ends a session. The server doesn't answer, but a verdict may still be on its way."""
 
     session: Number
 
 
 class Welcome(Struct, frozen=True, array_like=True, tag=16):
-    """The answer to an accepted hello."""
+    """The server's answer to a hello that it accepts."""
 
     version: Positive
     model: Name
     rules: Byte  # bit n: RuleKind n is supported
     limits: VerifyLimits
-    resume_s: Number  # seconds that sessions of a lost connection are kept
+    resume_s: Number  # how long sessions of a lost connection are kept, in seconds
     is_exact: bool  # sampling keeps the target's distribution exactly
-    row_costs: RowCostTable = ()  # seconds that a verification takes, by its number of rows, without load; () if not known
+    row_costs: RowCostTable = ()  # how long a verification takes without load, by its number of rows; () if that isn't known
 
 
 class Opened(Struct, frozen=True, array_like=True, tag=17):
-    """The answer to an accepted open: the session exists."""
+    """The server's answer to an open that it accepts. The session now exists."""
 
     session: Number
-    key: Digest  # resumes the session, for the client that was authenticated when it was opened
-    cached: Number  # tokens of its context that don't have to be computed
+    key: Digest  # resumes the session, but only for the client that opened it
+    cached: Number  # number of tokens in the context that need not be computed
 
 
 class VerdictFrame(Struct, frozen=True, array_like=True, tag=18, gc=False):
-    """The result of a round: the context now ends with the accepted tokens and ``token``.
+    """The result of a round. The context now ends with the accepted tokens and ``token``.
 
-    ``accepted`` is the number of accepted ids. In a tree it is the number of the last accepted one, counted from 1, and those on the path
+    ``accepted`` is the number of accepted ids. In a tree it is the number of the last accepted id, counted from 1, and all ids on the path
     to it are accepted with it.
-    ``token`` corrects the first token that was not accepted, or is the bonus token after the last one. None if the context is full.
-    Row j is the target's distribution after the first j tokens to verify; there is one more row than tokens.
+    ``token`` corrects the first token that was not accepted, or is the bonus token after the last one. It is None if the context is full.
+    Row j is the target's distribution after the first j tokens to verify, so there is one more row than tokens.
     """
 
     session: Number
     round_number: Number
     accepted: Number
     token: Number | None
-    queue_depth: Number  # verifications that waited when this one was done
+    queue_depth: Number  # number of verifications that were waiting when this one was done
     queue_us: Number  # microseconds from the draft's arrival to its batch
-    compute_us: Number  # microseconds of the batch
+    compute_us: Number  # microseconds that the batch took
     rows: Rows = ()
 
 
 class Resumed(Struct, frozen=True, array_like=True, tag=19):
-    """The answer to a resume: the session continues after its first ``base`` tokens. The client sends the tokens after them."""
+    """The server's answer to a resume. The session continues after its first ``base`` tokens, and the client sends the rest."""
 
     session: Number
     base: Number
@@ -240,7 +240,7 @@ class Resumed(Struct, frozen=True, array_like=True, tag=19):
 
 
 class Refusal(Struct, frozen=True, array_like=True, tag=20):
-    """The refusal of a frame. Its layout is the same in every version of the protocol."""
+    """Refuses a frame. The layout of this frame is the same in every version of the protocol."""
 
     code: Name
     message: Sentence
@@ -250,7 +250,7 @@ class Refusal(Struct, frozen=True, array_like=True, tag=20):
 
     @classmethod
     def of(cls, error: VerifyProtocolError) -> Refusal:
-        """Return the frame that carries an error; its message is cut to 1,024 characters."""
+        """Return the frame that carries an error. The error's message is cut to 1,024 characters."""
         wait = None if error.retry_after is None else min(max(0, round(error.retry_after * 1000)), (1 << 32) - 1)
         message = str(error)[:1024].encode(errors="replace").decode()
         return cls(error.code, message, error.session, error.round_number, wait)

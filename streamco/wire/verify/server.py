@@ -1,8 +1,8 @@
-"""The server's end of one connection, without IO. It checks which frames are allowed when, and refuses the others.
+"""The server's side of one verifier protocol connection, without IO. It checks which frames are allowed when, and refuses the others.
 
-The shell hands every message to ``receive`` and carries out the frame that it returns, if any. It sends what ``take_messages`` returns.
-Frames that ``receive`` returns obey all of the protocol's rules of order, numbers and lengths, so the shell needn't check them again. Any
-other message is answered with a refusal here, and the connection continues unless ``is_closed``.
+The shell hands every message to ``receive``, carries out the frame that it returns, if any, and sends what ``take_messages`` returns.
+Frames that ``receive`` returns obey all of the protocol's rules for order, numbers and lengths, so the shell needn't check them again. Any
+other message is answered with a refusal here, and the connection continues unless ``is_closed`` is set.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MAX_FAULTS = 16  # faulty frames on one connection; a working client sends none
 
 @dataclass(slots=True)
 class _ServerSession:
-    length: int | None  # tokens of its context; None while a resume is not answered
+    length: int | None  # number of tokens in the context; None until a resume is answered
     rule: Rule
     last_round: int = -1
     draft: Draft | None = None  # the round that is being verified
@@ -66,11 +66,11 @@ class _ServerSession:
 
 
 class ServerSessions:
-    """The sessions of one connection. A method that takes a client's frame raises the error with which to refuse it.
+    """The sessions of one connection. Methods that take a client's frame raise an error if the frame must be refused.
 
     Args:
         limits: the limits that the welcome announces.
-        rules: kinds of rules by which the server verifies.
+        rules: the kinds of rules by which the server can verify.
     """
 
     __slots__ = ("_by_number", "_last", "_limits", "_rules")
@@ -89,11 +89,11 @@ class ServerSessions:
         return tuple(self._by_number)
 
     def end(self, number: int | None) -> bool:
-        """Remove a session; return False if there is none."""
+        """Remove a session. Returns False if there is none."""
         return number is not None and self._by_number.pop(number, None) is not None
 
     def open(self, frame: Open) -> None:
-        """Add the session of an ``Open``."""
+        """Add the session that an ``Open`` begins."""
         number = frame.session
         self._check_number(number)
         if frame.rule.kind not in self._rules:
@@ -104,12 +104,12 @@ class ServerSessions:
         self._by_number[number] = _ServerSession(len(frame.ids), frame.rule)
 
     def resume(self, number: int) -> None:
-        """Add a session that the client wants to resume. Until ``resumed``, no frame is allowed in it."""
+        """Add a session that the client wants to resume. No frame is allowed in it until ``resumed`` is called."""
         self._check_number(number)
         self._by_number[number] = _ServerSession(None, Rule())
 
     def resumed(self, number: int, base: int, rule: Rule) -> bool:
-        """Continue a session after its first ``base`` tokens; return False if it is gone."""
+        """Continue a session after its first ``base`` tokens. Returns False if the session is gone."""
         session = self._by_number.get(number)
         if session is None:
             return False
@@ -117,7 +117,7 @@ class ServerSessions:
         return True
 
     def extend(self, frame: Extend) -> None:
-        """Cut and extend the context of a session."""
+        """Cut and extend a session's context."""
         session = self._find_idle(frame.session, frame.base, None)
         end = frame.base + len(frame.ids)
         self._check_length(end, frame.session, None)
@@ -133,7 +133,7 @@ class ServerSessions:
         session.last_round, session.draft, session.verdict = round_number, draft, None
 
     def follow(self, frame: Follow) -> Draft | None:
-        """Accept a draft that was sent ahead of a verdict. If that verdict has already been sent, return the round that begins."""
+        """Accept a draft that was sent ahead of a verdict. If that verdict has already been sent, returns the round that now begins."""
         number, round_number = frame.session, frame.round_number
         session, _ = self._find(number, round_number)
         _check_round_number(session, frame)
@@ -150,7 +150,7 @@ class ServerSessions:
         return None
 
     def _begin_matching(self, session: _ServerSession, follows: Sequence[Follow]) -> Draft | None:
-        """Begin the round of the draft that matches the last verdict, and return it. Returns None if none matches."""
+        """Begin the round of the draft that expected the last verdict, and return the round. Returns None if no draft expected it."""
         verdict = session.verdict
         matching = None if verdict is None else next((follow for follow in follows if follow.matches(verdict)), None)
         if matching is None or session.length is None:
@@ -161,7 +161,7 @@ class ServerSessions:
         return begun
 
     def end_round(self, verdict: VerdictFrame) -> bool:
-        """Change the context by the verdict; ``begin_matching`` may follow. Returns False if its round is already over."""
+        """Apply a verdict to the context. ``begin_matching`` may be called next. Returns False if the verdict's round is already over."""
         session = self._by_number.get(verdict.session)
         draft = None if session is None else session.draft
         if session is None or draft is None or draft.round_number != verdict.round_number:
@@ -174,7 +174,7 @@ class ServerSessions:
         return True
 
     def begin_matching(self, number: int) -> Draft | None:
-        """After a verdict, begin the round of the draft that expected it, and return it. Returns None if none did."""
+        """After a verdict, begin the round of the draft that expected it, and return the round. Returns None if no draft expected it."""
         session = self._by_number[number]
         follows, session.follows = session.follows, []
         return self._begin_matching(session, follows)
@@ -204,7 +204,7 @@ class ServerSessions:
         return session, session.length
 
     def _find_idle(self, number: int, base: int, round_number: int | None) -> _ServerSession:
-        """Return a session that has no round being verified, and a context of at least ``base`` tokens."""
+        """Return a session, and check that none of its rounds is being verified and that its context has at least ``base`` tokens."""
         session, length = self._find(number, round_number)
         if session.draft is not None:
             message = f"session {number}: expected nothing before the verdict of round {session.draft.round_number}, got a frame"
@@ -237,23 +237,24 @@ def _check_rows(session: _ServerSession, frame: Draft | Follow, count: int) -> N
 
 
 AcceptedFrame = Hello | Open | Extend | Draft | Resume | Close
-"""The frames that a server's shell carries out."""
+"""The frames that ``receive`` can return for the shell to carry out."""
 
 
 class VerifyServer(ServerEnd[VerifyCodec, AcceptedFrame]):
-    """The state of one connection of a server.
+    """The server's state of one connection.
 
-    A ``Follow`` that ``receive`` accepts is kept here until its verdict is sent, and then ``take_begun_rounds`` returns it as a ``Draft``.
+    A ``Follow`` that ``receive`` accepts is kept here until the verdict that it expects is sent. Then ``take_begun_rounds`` returns it as a
+    ``Draft``.
 
     Args:
         codec: codec for the target model's vocabulary, with the limits that the welcome announces.
         vocabulary: fingerprint of that vocabulary.
-        model: name of the target model in the welcome.
+        model: the target model's name in the welcome.
         rules: the kinds of rules by which the server can verify.
-        resume_s: seconds that sessions of a lost connection are kept.
-        is_exact: sampling keeps the target's distribution exactly.
-        max_faults: number of faulty frames that ends the connection.
-        row_costs: what a verification costs, by its number of rows; () if not known.
+        resume_s: how long sessions of a lost connection are kept, in seconds.
+        is_exact: True if sampling keeps the target's distribution exactly.
+        max_faults: the connection ends after this many faulty frames.
+        row_costs: how long a verification takes, by its number of rows, or () if that isn't known.
     """
 
     def __init__(
@@ -281,12 +282,12 @@ class VerifyServer(ServerEnd[VerifyCodec, AcceptedFrame]):
         return self._sessions.numbers()
 
     def take_begun_rounds(self) -> list[Draft]:
-        """Return rounds that began with verdicts sent since the last call. Carry them out like frames from ``receive``."""
+        """Return the rounds that verdicts have begun since the last call. Carry them out like frames from ``receive``."""
         begun, self._begun = self._begun, []
         return begun
 
     def send(self, frame: Opened | VerdictFrame) -> bool:
-        """Answer an open or a draft. Returns False, and sends nothing, if the session or its round is already over.
+        """Answer an open or a draft. Returns False and sends nothing if the session or its round is already over.
 
         Raises:
             VerifyProtocolError: the codec can't write this frame.
@@ -308,14 +309,14 @@ class VerifyServer(ServerEnd[VerifyCodec, AcceptedFrame]):
             self._begun += [] if draft is None else [draft]
 
     def resume(self, frame: Resumed, rule: Rule) -> bool:
-        """Answer a resume, with the rule with which the session was opened. Returns False, and sends nothing, if the session is gone."""
+        """Answer a resume. ``rule`` is the one that the session was opened with. Returns False and sends nothing if the session is gone."""
         if not self._sessions.resumed(frame.session, frame.base, rule):
             return False
         self._messages.append(self.codec.encode(frame))
         return True
 
     def refuse(self, error: VerifyProtocolError) -> None:
-        """Send an error of the shell, and end its scope (``error.scope``)."""
+        """Send the shell's error to the client, and end the round, session or connection that it affects (``error.scope``)."""
         if error.scope == "round":
             self._sessions.drop_round(error.session, error.round_number)
         self._answer(error)

@@ -1,11 +1,11 @@
-"""Top-k distributions as small whole numbers: the rows of drafts and verdicts, one for each position.
+"""Top-k distributions as integers of 16 bits: the rows of drafts and verdicts, one row for each position.
 
-A row is a list of ids, best first, with a weight each, and the weight of all other ids together (``rest``). The probability of an id is
-its weight divided by the sum of all weights and the rest. A device draws its draft from the row's own ``distribution``, so the verifier
-knows exactly from what it was drawn. Speculative sampling then keeps the target's distribution, whatever the rounding to weights loses.
-Ids come best first, so a greedy verdict reads the first one, and no rounding can change it.
+A row is a list of ids, best first, each with a weight, and the weight of all other ids together (``rest``). The probability of an id is its
+weight divided by the sum of all weights and the rest. A device draws its draft from the row's own ``distribution``, so the verifier knows
+that distribution exactly. Speculative sampling then keeps the target's distribution, however coarse the weights are. Ids come best first,
+so a greedy verdict reads the first one, and no rounding can change it.
 
-Bytes of a row, numbers little-endian, ``bits`` the width of an id (see ``VerifyCodec``)::
+A row has these bytes, where numbers are little-endian and ``bits`` is the width of an id (see ``VerifyCodec``)::
 
     bytes                       field
     1                           count: number of ids, 1 to 255
@@ -13,7 +13,7 @@ Bytes of a row, numbers little-endian, ``bits`` the width of an id (see ``Verify
     2 x count                   weights, 1 to 65535, none above the one before it
     ceil(count x bits / 8)      ids, all different, packed as streamco._native.tokenpack_py specifies
 
-Rows follow each other without a gap. Source: Synera section 4.2, "Compression before transmission".
+Rows follow each other without gaps. Source: Synera section 4.2, "Compression before transmission".
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _HEAD = Layout("<BH")
 
 
 class TopK(Struct, frozen=True, gc=False):
-    """A quantised distribution: ids best first, their weights, and the weight of all other ids together."""
+    """A quantised distribution: the ids, best first, their weights, and the weight of all other ids together."""
 
     ids: tuple[int, ...]
     weights: tuple[int, ...]
     rest: int = 0
 
     def distribution(self) -> Distribution:
-        """Return the probabilities of the ids, which sum to 1 if ``rest`` is 0. Both sides get bit-identical numbers."""
+        """Return the ids' probabilities, which add up to 1 if ``rest`` is 0. Both sides get bit-identical numbers."""
         from streamco.policies.acceptance import Distribution
 
         total = sum(self.weights) + self.rest
@@ -56,12 +56,12 @@ class TopK(Struct, frozen=True, gc=False):
 
 
 def quantise(pairs: Sequence[tuple[int, float]], *, is_whole: bool) -> TopK:
-    """Round probabilities to weights. No weight is 0: an id rarer than half a step of 1/65535 gets one step.
+    """Round probabilities to weights. No weight is 0, because the smallest probabilities are rounded up to one step of 1/65535.
 
     Args:
         pairs: 1 to 255 different ids with probabilities above 0, best first, as ``top_k`` returns them.
-        is_whole: tokens are drawn only from these ids, so only their ratios count, and ``rest`` is 0. Otherwise the probabilities are
-            shares of the whole vocabulary, and ``rest`` is the share of all other ids.
+        is_whole: True if tokens are drawn only from these ids, so that only their ratios count and ``rest`` is 0. Otherwise the
+            probabilities are shares of the whole vocabulary, and ``rest`` is the share of all other ids.
     """
     scale = MAX_WEIGHT / pairs[0][1] if is_whole else MAX_WEIGHT
     weights = tuple(min(max(1, round(share * scale)), MAX_WEIGHT) for _, share in pairs)
@@ -78,7 +78,7 @@ def pack_rows(rows: Sequence[TopK], bits: int) -> bytes:
     """Encode rows of at most 255 ids each, one after the other.
 
     Raises:
-        MalformedFrameError: a weight, a rest or an id doesn't fit its field, or the numbers of weights and ids differ.
+        MalformedFrameError: a weight, a rest or an id doesn't fit its field, or a row has more weights than ids or fewer.
     """
     parts: list[bytes] = []
     for row in rows:
@@ -90,7 +90,7 @@ def pack_rows(rows: Sequence[TopK], bits: int) -> bytes:
 
 
 def unpack_rows(data: bytes, bits: int, *, vocabulary_size: int, max_rows: int, max_ids: int) -> tuple[TopK, ...]:
-    """Decode bytes that hold whole rows and nothing else.
+    """Decode bytes that consist of whole rows.
 
     Raises:
         FrameSizeError: there are more than ``max_rows`` rows, or more than ``max_ids`` ids in a row.

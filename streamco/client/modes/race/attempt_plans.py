@@ -1,4 +1,4 @@
-"""Turns the dispatch decision into the attempts of a race, and reorders endpoints that rest."""
+"""Turns the dispatch decision into the attempts of a race, and puts off endpoints that rest after a failure."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def spare_resting(
 
 
 def resting_behind(attempts: Sequence[AttemptPlan], resting: Mapping[str, str]) -> dict[str, str]:
-    """Return why resting endpoints are asked after others, by name; {} if all of them rest."""
+    """Return, by name, why resting endpoints are asked after the others; {} if all endpoints rest."""
     if not resting or all(each.source in resting for each in attempts):
         return {}
     return {each.source: resting[each.source] for each in attempts if each.source in resting and each.wait is None}
 
 
 def names_of_two_servers(device: Endpoint | None, servers: Sequence[Endpoint]) -> dict[str, str]:
-    """Return the names of two servers that race, by the side that each stands for; {} if there aren't two."""
+    """If two servers race, return their names by the side that each stands for; otherwise {}."""
     if device is None or device.kind == "device" or not servers:
         return {}
     return {"device": device.name, "server": servers[0].name}

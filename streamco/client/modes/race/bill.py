@@ -1,4 +1,4 @@
-"""What a server bills for an answer: the price that it states if it does, or else the tokens that it counts.
+"""Finds out what a server bills for an answer: the price that it states, or else the tokens that it counts.
 
 Servers differ in where they count reasoning. These rules agree with recorded answers that came with a bill:
 
@@ -46,7 +46,7 @@ def has_counted(usage: CompletionUsage | None, tokens: int) -> bool:
 
 
 def has_counted_prompt(usage: CompletionUsage | None, tokens: int) -> bool:
-    """Return True if a server has counted the prompt; zero counts only if it generated nothing, because it wasn't asked.
+    """Return True if a server has counted the prompt. A count of zero is valid only if it generated nothing, because it wasn't asked.
 
     The arguments are the same as for ``has_counted``.
     """
@@ -54,7 +54,7 @@ def has_counted_prompt(usage: CompletionUsage | None, tokens: int) -> bool:
 
 
 def billed_completion(usage: CompletionUsage) -> int:
-    """Return the billed completion tokens, including reasoning wherever the server counts it.
+    """Return how many completion tokens are billed, including reasoning wherever the server counts it.
 
     Tokens outside ``completion_tokens`` are accepted up to the number of reasoning tokens that the server states. If it states none, they
     are accepted up to 131,072.

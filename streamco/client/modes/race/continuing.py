@@ -1,4 +1,4 @@
-"""The request to an endpoint that continues an answer."""
+"""Makes the request to an endpoint that continues an answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["continued", "count_text"]
 
 
 def count_text(endpoint: Endpoint, text: str) -> TextCount | None:
-    """Return the number of tokens of a text in an endpoint's vocabulary, or None if the endpoint can't say."""
+    """Return how many tokens a text has in an endpoint's vocabulary, or None if the endpoint can't say."""
     try:
         return endpoint.count_text(text) if isinstance(endpoint, TextCounter) else None
     except EngineError:
@@ -25,7 +25,7 @@ def continued(request: Request, partial: Partial, written: int | None) -> Reques
     Args:
         request: the request to the endpoint that began.
         partial: the answer so far.
-        written: tokens of it that count against ``max_tokens``; None keeps the limit, because an estimate could cut the answer short.
+        written: how many of its tokens count against ``max_tokens``; None keeps the limit, because an estimate could cut the answer short.
     """
     if not partial.text and not partial.ids:
         return request

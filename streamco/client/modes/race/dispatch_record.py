@@ -35,19 +35,19 @@ class DispatchRecord:
         attempts: planned attempts of the race.
         device: name of the device endpoint.
         facts: facts about the request that decide which endpoints can serve it.
-        obstacles: why endpoints can't serve the request although others can, by name, except for a device that the request gate excludes.
-        without_effect: why the policy has no effect, as a sentence, or "" if it has.
-        late: why endpoints come after others, by name: they are estimated to lack room for the prompt.
-        resting: why endpoints come after others, by name: they have just failed.
-        waits_for: answers that the device has to make before this one, if that delays it and the budget allows nothing else; otherwise 0.
-        shortened_to: the longest answer that fits into the device's context, or None if the request doesn't allow a longer one.
+        obstacles: by name, why endpoints can't serve the request although others can; without a device that the request gate excludes.
+        without_effect: why the policy has no effect, as a sentence, or "" if it has one.
+        late: by name, why endpoints come after others (because their context is estimated to be too small for the prompt).
+        resting: by name, why endpoints come after others (because they have just failed).
+        waits_for: number of answers that the device has to make first, if that delays this one and the budget allows nothing else; or 0.
+        shortened_to: length of the longest answer that fits into the device's context, or None if the request doesn't allow a longer one.
         unmoved: why the answer won't move to a cheaper endpoint, as a clause, or "" if it may; set by ``Dispatcher.plan_moves``.
-        sides: the endpoints' names that replace "device" and "server" if two servers race; otherwise {}.
-        barred: moves that would save money but aren't allowed, because the target isn't good enough; set by ``plan_moves``, too.
+        sides: the endpoints' names that replace "device" and "server" in reasons if two servers race; otherwise {}.
+        barred: moves that would save money but aren't allowed, because the target isn't good enough; also set by ``plan_moves``.
         gate: decides whether the device's answer is good enough, or None.
         gate_reservation: the part of the reservation for a server that is asked because of a low score; None if answers aren't graded.
         not_graded: why the answer isn't graded although that was requested, as a clause; otherwise "".
-        may_shadow: True if a server may write a shadow answer after the device has written this one; the budget reserves it.
+        may_shadow: True if a server may write a shadow answer after the device has written this one; the budget has reserved tokens for it.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class DispatchRecord:
 
     @property
     def prompt_tokens(self) -> int:
-        """The prompt's length; the device's count, if it can count."""
+        """The prompt's length, as counted by the device if it can count."""
         return self.facts.prompt_tokens
 
     @property
@@ -136,7 +136,7 @@ class DispatchRecord:
         )
 
     def logged_report(self) -> DispatchReport:
-        """Return the decision in a form that may be logged: its reason doesn't contain the caller's words."""
+        """Return the decision in a form that may be logged: its reason contains no text from the caller."""
         return replace(self.report(), reason=self._named_reason(self._logged_reason, self._logged_note))
 
     def logged_reason(self) -> str | None:
@@ -170,7 +170,7 @@ class DispatchRecord:
         return endpoint_cost(self._costs, endpoint, prompt, completion, cached)
 
     def add_note(self, text: str, *, logged: str | None = None) -> None:
-        """Add text to the reason in the report. ``logged`` is the text without the caller's words, or None if it contains none."""
+        """Add text to the reason in the report. ``logged`` is the text without anything from the caller; None if it is the same."""
         self._note += f"; {text}"
         self._logged_note += f"; {text if logged is None else logged}"
 

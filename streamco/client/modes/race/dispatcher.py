@@ -1,7 +1,7 @@
-"""The client's side of dispatch: plans a race for each request, and learns from each race that has ended.
+"""Dispatch in the client: plans a race for each request, and learns from each race that has ended.
 
 The decisions are made in ``streamco.policies`` and ``streamco.core.race.learner``; this file collects the facts
-for them and keeps the account. The file is longer than others, because it helps to read all steps of a decision together.
+for them and keeps the account. It is longer than other files, because it helps to read all steps of a decision together.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _NAMED_SIDES: Mapping[str, Side] = {"device-only": "device", "device-first": "de
 
 
 class DispatchOptions(Options, frozen=True, kw_only=True):
-    """The settings of a ``Race`` that an account depends on; they are described there."""
+    """The settings of a ``Race`` that an account depends on; ``Race`` describes them."""
 
     policy: PolicyName | DispatchPolicy = "auto"
     constrained: Literal["device", "server"] | None = None
@@ -92,18 +92,18 @@ class DispatchOptions(Options, frozen=True, kw_only=True):
 
 
 class _Survey(NamedTuple):
-    """Who can serve a request.
+    """Which endpoints can serve a request.
 
     Args:
         device: the device; None if there is none, it could not start, or it is excluded.
         servers: the servers that have started and aren't excluded.
         able: the servers that can serve it, in the order of their use.
-        late: why servers come after others, by name.
+        late: by name, why servers come after others.
         facts: facts about the request.
         eligibility: which sides can serve it.
         check: returns the eligibility for other facts.
         kept_out: the side that must not be used, or None.
-        without_effect: why the policy has no effect, or "" if it has.
+        without_effect: why the policy has no effect, or "" if it has one.
     """
 
     device: Endpoint | None
@@ -123,7 +123,7 @@ class _Survey(NamedTuple):
 
     @property
     def kinds(self) -> dict[Side, Endpoint]:
-        """The endpoint to use first, for each side that exists."""
+        """The endpoint to use first, for each side that has one."""
         sides: tuple[tuple[Side, Endpoint | None], ...] = (("device", self.device), ("server", self.server))
         return {side: each for side, each in sides if each is not None}
 
@@ -203,15 +203,15 @@ class Dispatcher:
 
     @property
     def reader_rate(self) -> float:
-        """Tokens per second of the virtual reader that quality is measured with, if no pace is set."""
+        """Reading speed, in tokens per second, of the virtual reader that is used to measure quality if no pace is set."""
         return self._options.reader_rate
 
     def hedges(self, facts: RequestFacts) -> bool:
-        """Return True if two endpoints may be used at once for such a request."""
+        """Return True if two endpoints may be used at the same time for a request."""
         return self._options.hedge_tools or not facts.has_tools
 
     def profile(self) -> bytes:
-        """Return what is known now, as the JSON of a ``Profile``."""
+        """Return what has been learned so far, as the JSON of a ``Profile``."""
         return replace(
             self._learner.profile(),
             answers=self._migration.answers,
@@ -245,7 +245,7 @@ class Dispatcher:
 
     @property
     def needed(self) -> tuple[Side, str] | None:
-        """The side that has to exist, because the policy or a budget of 0 requires it, and that setting; or None."""
+        """The side that must have an endpoint, because the policy or a budget of 0 requires it, with that setting; or None."""
         policy = self._learner.policy
         if policy in _NAMED_SIDES:
             return _NAMED_SIDES[policy], f'policy="{policy}"'
@@ -279,8 +279,8 @@ class Dispatcher:
             servers: the servers in the order of their use: each is the fallback for the ones before it.
             unavailable: endpoints that could not start, with their errors.
             facts: the result of ``describe_request`` if it is already known; None calls it here.
-            resting: why endpoints are used only if others fail, by name: they have just failed.
-            states: know what the device has to do before this request; None if nothing.
+            resting: by name, why endpoints are used only if others fail (because they have just failed).
+            states: knows what the device has to do before this request; None if it has nothing to do.
             way: the way that was chosen by its forecast; None lets the policy decide.
 
         Raises:
@@ -380,7 +380,7 @@ class Dispatcher:
         Args:
             reading: how the answer is read.
             weights: the caller's weights.
-            options: may hold the quality of endpoints.
+            options: may declare the quality of endpoints.
         """
         seen = self._survey(request, device, servers, unavailable, facts, resting=resting)
         plan, length, policy = self._plan, facts.prompt_tokens, self._plan.policy
@@ -416,7 +416,7 @@ class Dispatcher:
         return ways.found(weights)
 
     def _may_shadow(self, facts: RequestFacts) -> bool:
-        """Return True if a server may write a shadow answer to such a request, which must ask only for text."""
+        """Return True if a server may write a shadow answer to a request; not if the request asks for anything but text."""
         is_text = not (facts.has_tools or facts.has_images or facts.has_json_schema or facts.other_parts or facts.choices > 1)
         return is_text and self.grader is not None and self.grader.options.shadow > 0.0
 
@@ -426,7 +426,7 @@ class Dispatcher:
         return Random(f"{self._seed}/shadow/{self._count}").random() < share
 
     def _rate_of(self, side: Side, endpoint: Endpoint) -> float | None:
-        """Return the tokens per second that a side writes, or None if that isn't known."""
+        """Return how many tokens per second a side writes, or None if that isn't known."""
         known = self._migration.rate(endpoint)
         if known is not None:
             return known
@@ -436,12 +436,12 @@ class Dispatcher:
     def quality(self, endpoint: Endpoint, options: MigrationOptions) -> float | None:
         """Return the quality of an endpoint's answers, or None if it isn't known.
 
-        It is the declared or measured quality if there are any. Otherwise it follows from ratings: a server's answers count as 1, because a
-        rating of a device's answer says whether it is as good.
+        If qualities were declared or measured, the result is one of them. Otherwise it comes from ratings, in which a server's answers
+        count as 1, because a rating says whether the device's answer is as good as a server's.
 
         Args:
             endpoint: the endpoint.
-            options: may hold the quality of endpoints.
+            options: may declare the quality of endpoints.
         """
         if declared := self._migration.qualities(options):
             return declared.get(endpoint.name)
@@ -462,7 +462,7 @@ class Dispatcher:
 
     @property
     def _plan(self) -> Plan:
-        """The plan of the next answer; it keeps a part of the budget for the gate if that is on."""
+        """The plan for the next answer; if the quality gate is on, the plan keeps a part of the budget for it."""
         self._learner.keep_back(0.0 if self.grader is None or self.grader.why_off else 1.0 - _AT_ONCE)
         return self._learner.plan
 
@@ -476,7 +476,7 @@ class Dispatcher:
         *,
         resting: Mapping[str, str],
     ) -> _Survey:
-        """Return who can serve a request; see ``decide``."""
+        """Return which endpoints can serve a request; see ``decide``."""
         self._update_costs(device, servers)
         kept_out = self.kept_out
         without_effect = "" if kept_out is not None else why_without_effect(self._learner.policy, device, servers)
@@ -543,7 +543,7 @@ class Dispatcher:
             self._learner.tell_server_ttft(told)
 
     def record_prompt(self, tokens: int) -> None:
-        """Record the prompt length in tokens of an answer that wasn't dispatched."""
+        """Record the prompt length (in tokens) of an answer that wasn't dispatched."""
         self._learner.observe(PromptLength(tokens))
 
     def _update_costs(self, device: Endpoint | None, servers: Sequence[Endpoint]) -> None:
@@ -570,16 +570,16 @@ class Dispatcher:
         limit: int | None,
         model: str | None = None,
     ) -> MigrationPlan | None:
-        """Return the plan for planned hand-overs of an answer, or None if it isn't moved.
+        """Return the plan for moving an answer by planned hand-overs, or None if it won't be moved.
 
         Args:
             dispatched: the decision for the answer.
             endpoints: all endpoints, by name.
             options: whether and how answers move.
             pace: tokens per second at the reader, or None if unpaced.
-            capacity: tokens that a source may be ahead of the reader.
+            capacity: how many tokens a source may be ahead of the reader.
             limit: the answer's maximum number of tokens, or None if it isn't known.
-            model: the server's model that the request names; None uses each server's own.
+            model: the remote model that the request names; None uses each server's own.
         """
         if dispatched.is_named:
             return None
@@ -624,7 +624,7 @@ class Dispatcher:
         ]
 
     def _why_not_graded(self, facts: RequestFacts, eligibility: Eligibility) -> str:
-        """Return why a device's answer to a request isn't graded, as a clause; "" if it is, or nobody asked for it."""
+        """Return why a device's answer to a request isn't graded, as a clause; "" if it is, or if nobody asked for that."""
         if self.grader is None:
             return ""
         if not eligibility.server:
@@ -649,9 +649,9 @@ class Dispatcher:
             dispatched: the decision for the answer.
             machine: its race.
             was_alone: True if the device had no other answer when this one was requested, so that its time shows how fast it is.
-            facts: what is known about the answer if it may be rated; None if nothing, or the device didn't write all of it.
+            facts: what is known about the answer, if it may be rated; None if nothing is known, or the device didn't write all of it.
             has_shadow: True if a server will write a shadow answer.
-            log: the answer's log, which has the names to rate it by; None if it can't be rated.
+            log: the answer's log, which has the key and the id by which the answer can be rated; None if it can't be rated.
         """
         attempts = [attempt for attempt in (*machine.attempts.values(), *machine.past_attempts) if attempt.opened is not None]
         sides = {attempt.source: "device" if attempt.source == dispatched.device else "server" for attempt in attempts}
@@ -723,7 +723,7 @@ def _passes(gate: Gate | None, facts: RequestFacts) -> bool:
 
 
 def _late(eligibility: Eligibility, late: dict[str, str], device: Endpoint | None, able: Sequence[Endpoint]) -> dict[str, str]:
-    """Return why endpoints come after others, by name: the prompt is estimated to be too long for them."""
+    """Return, by name, why endpoints come after others: the prompt is estimated to be too long for them."""
     if eligibility.first is None:
         return late
     after = device if eligibility.first == "server" else able[0]
@@ -733,5 +733,5 @@ def _late(eligibility: Eligibility, late: dict[str, str], device: Endpoint | Non
 
 
 def _note(unavailable: Mapping[str, EndpointError]) -> str:
-    """Return the errors of endpoints that aren't used."""
+    """Return the errors of endpoints that aren't used, as text to append to a reason."""
     return "".join(f"; left out: {error}" for error in unavailable.values())

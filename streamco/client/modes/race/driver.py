@@ -73,25 +73,25 @@ from streamco.machine_driver import StepLog, TaskDriver
 __all__ = ["OnOpen", "RaceDriver"]
 
 OnOpen = Callable[[str, Endpoint, Request], Request]
-"""Called with an endpoint's name, the endpoint and the request to it; returns the request with additional headers."""
+"""A function that gets an endpoint's name, the endpoint and the request to it, and returns the request with additional headers."""
 
 
 class RaceDriver(TaskDriver[Event, Command]):
     """Does the IO of one raced answer: it reads the endpoints, feeds the machine and passes deliveries to the reader.
 
     Args:
-        machine: the race, not started yet.
+        machine: the race, which hasn't started yet.
         endpoints: the endpoints of all attempts in the machine's plan, by name.
         request: the request to the endpoints.
         max_unread: number of tokens that may wait for the reader and the pace; above it, reading from endpoints stops.
         max_ahead: the same bound for a device's tokens, by default ``max_unread``. A server gets the larger bound: if nobody reads from
-            a server, it eventually closes the connection, and bills what it has written all the same.
+            a server, it eventually closes the connection, and still bills what it has written.
         record: record of the dispatch decision; without it the driver can't report.
         on_over: called once when the answer and all its work have ended.
         clock: a monotonic clock in seconds; None uses the system's, or the loop's if the loop doesn't use the system's (virtual time).
         log: records every step, for replay or for log lines. With a log, every token passes through a step of the machine.
-        on_open: returns the request that is actually sent to the endpoint of this name; None sends the machine's request unchanged.
-        watch: is told which endpoints fail and answer, if given.
+        on_open: returns the request that is actually sent to an endpoint; None sends the machine's request unchanged.
+        watch: is told which endpoints fail and which ones answer; None if nobody needs to know.
     """
 
     machine: RaceMachine
@@ -132,7 +132,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         self._going_on: set[str] = set()  # endpoints that were asked to continue the answer, or to read it in advance
         self._idle: dict[EndpointStream, float] = {}  # for streams that have ended: seconds that they waited for the reader
         self.unlimited: str | None = None
-        """The endpoint that continued with all of ``max_tokens``, because the tokens so far are only an estimate."""
+        """The endpoint that continued with the full ``max_tokens``, because the number of tokens before is only an estimate; or None."""
 
     # The reader's side
 
@@ -159,7 +159,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         return queue.take()
 
     async def peek(self) -> None:
-        """Wait until there is a delivery or an end, without taking it; see ``DeliveryQueue.peek``."""
+        """Wait until there is a delivery or the answer has ended, without taking anything; see ``DeliveryQueue.peek``."""
         queue = self._queue
         if not queue.batches and (batch := await self._read()) is not None:
             queue.put(batch)
@@ -167,7 +167,7 @@ class RaceDriver(TaskDriver[Event, Command]):
             queue.check_end()
 
     def changes(self) -> list[tuple[str, str, str]]:
-        """Return which requests were resent in another form after a refusal: endpoint, short name of the form, sentence."""
+        """Return the requests that were resent in another form after a refusal: endpoint, short name of the form, and a sentence."""
         return [(source, *change) for source, stream in self._streams.items() for change in changes_of(stream).items()]
 
     def note_abilities(self, name: str) -> None:
@@ -186,7 +186,7 @@ class RaceDriver(TaskDriver[Event, Command]):
             self._resume()
 
     async def _read(self, relay: Relay | None = None) -> Batch | None:
-        """Read the next delivery directly from the stream; None if the queue has a delivery, or the end."""
+        """Read the next delivery directly from the stream; return None if the queue has a delivery or the answer has ended."""
         queue = self._queue
         queue.begin_reading()
         direct: tuple[str, EndpointStream] | None = None
@@ -226,7 +226,7 @@ class RaceDriver(TaskDriver[Event, Command]):
     # Figures
 
     def report(self) -> Report:
-        """Return the answer's figures so far; final (and cached) when ``is_over``."""
+        """Return the report on the answer so far; final (and cached) once ``is_over`` is True."""
         if self._final is not None:
             return self._final
         report = build_report(self.machine, self._dispatched(), self._endpoints, self.cost(), now=self.now)
@@ -251,7 +251,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         return describe_usage(self.machine, self._dispatched().prompt_tokens)
 
     def cost(self) -> AnswerCost:
-        """Return the cost of the answer so far; final (and cached) when ``is_over``."""
+        """Return the cost of the answer so far; final (and cached) once ``is_over`` is True."""
         if self._final_cost is not None:
             return self._final_cost
         cost = build_cost(
@@ -315,9 +315,9 @@ class RaceDriver(TaskDriver[Event, Command]):
     def _count_written(self, target: str, partial: Partial) -> int | None:
         """Return how many tokens of ``max_tokens`` a continued answer has used, or None if there is only an estimate.
 
-        If ids are handed over, they are counted. Otherwise the text is counted, without the whitespace at its end, which is written again:
-        in the vocabulary of the endpoint that continues, because the rest of the limit applies to its tokens; or else by the ids that have
-        arrived, or in the vocabulary of the endpoint that wrote last.
+        If token ids are handed over, they are counted. Otherwise the text is counted, without the whitespace at its end, which is written
+        again. It is counted in the vocabulary of the endpoint that continues, because the rest of the limit applies to its tokens. If that
+        isn't possible, it is counted by the ids that have arrived, or in the vocabulary of the endpoint that wrote last.
         """
         if self.request.sampling.max_tokens is None:
             return None
@@ -367,7 +367,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         self._start_reading(source, stream)
 
     def _elapsed(self) -> float:
-        """Return how many seconds of the limit for the whole answer are used: the time since its start minus the reader's pauses."""
+        """Return how many seconds of the whole answer's time limit are used up: the time since its start minus the reader's pauses."""
         if self.request.timeouts is None or self.request.timeouts.total is None:
             return 0.0
         idle = sum(self._idle.values()) + sum(idle_of(stream) for stream in self._streams.values() if stream not in self._idle)
@@ -417,7 +417,7 @@ class RaceDriver(TaskDriver[Event, Command]):
     def _failure_of(self, source: str, error: Exception) -> EndpointError:
         """Do the same as ``failure_of``, but without ending an answer that another endpoint is writing.
 
-        If an endpoint can't continue an answer, that isn't the caller's mistake. Other mistakes and defects go to the loop's handler.
+        If an endpoint can't continue an answer, that isn't the caller's mistake. Other mistakes and defects go to the loop's error handler.
         """
         is_ours = source in self._going_on and isinstance(error, UsageError)
         if self.machine.writer in {None, source} and not is_ours:
@@ -455,7 +455,7 @@ class RaceDriver(TaskDriver[Event, Command]):
 
     @property
     def _held(self) -> int:
-        """Number of tokens that have arrived and that the reader hasn't finished with."""
+        """Number of tokens that have arrived but that the reader hasn't finished with."""
         return self._queue.unread + self._queue.in_hand + self.machine.buffered
 
     def _max_held(self) -> int:
@@ -495,7 +495,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         self._end_if_idle()
 
     def _text_so_far(self) -> str:
-        """Return the text that the reader has received or will receive; "" if there is none, or nothing keeps it."""
+        """Return the text that the reader has received or will receive; "" if there is none, or if it wasn't kept."""
         stream: object = self._streams.get(self.machine.writer or "")
         if self.machine.text or not isinstance(stream, WrittenStream):
             return self.machine.text

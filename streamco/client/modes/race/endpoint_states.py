@@ -17,7 +17,7 @@ __all__ = ["EndpointStates", "Watch"]
 
 
 class EndpointStates:
-    """The states of endpoints, shared by clients from ``with_options``: what one answer finds out, the others know at once.
+    """The states of endpoints, shared by clients from ``with_options``, so that all answers know at once what one of them finds out.
 
     Args:
         device: the device, or None. A remote server in its place has no queue here.
@@ -36,17 +36,17 @@ class EndpointStates:
         return self._queue.delay(tokens, now=self._clock())
 
     def wait(self) -> float:
-        """Return about how many seconds the device is busy with the answers queued before this one; 0 if it isn't busy."""
+        """Return roughly how many seconds the device will be busy with the answers queued before this one; 0 if it isn't busy."""
         self._queue.places = _places_of(self._device)
         return self._queue.wait(now=self._clock()) if len(self._queue) else 0.0
 
     @property
     def queued(self) -> int:
-        """Number of answers at the device."""
+        """Number of answers that the device is making or has yet to make."""
         return len(self._queue)
 
     def resting(self, names: Iterable[str]) -> Mapping[str, str]:
-        """Return why endpoints rest, as a clause, by name; endpoints that don't rest are left out."""
+        """Return, by name, a clause that says why an endpoint rests; endpoints that don't rest are left out."""
         if not self._breakers:
             return {}
         now = self._clock()
@@ -54,7 +54,7 @@ class EndpointStates:
         return {name: f"it has just failed ({breaker.kind})" for name, breaker in found.items()}
 
     def watch(self, tokens: int) -> Watch:
-        """Return an object that records how the endpoints of one answer fare; its prompt has ``tokens`` tokens."""
+        """Return an object that records the failures and successes of one answer's endpoints; the prompt has ``tokens`` tokens."""
         device = self._device.name if self._device is not None else ""
         return Watch(self._breakers, self._queue, self._clock, device=device, tokens=tokens)
 
@@ -64,7 +64,7 @@ class EndpointStates:
 
 
 class Watch:
-    """Records how the endpoints of one answer fare.
+    """Records the failures and successes of one answer's endpoints.
 
     Args:
         breakers: the client's breakers, by endpoint.
@@ -98,7 +98,7 @@ class Watch:
                 self.left(event.source, is_complete=isinstance(event, StreamEnded))
 
     def opened(self, name: str, *, is_whole: bool = True) -> None:
-        """Record that a request is sent to an endpoint. ``is_whole`` is True if it is for an answer from the beginning."""
+        """Record that a request is sent to an endpoint. ``is_whole`` is True if it asks for the answer from its beginning."""
         now = self._clock()
         self._asked[name] = now
         if name == self._device:
@@ -109,7 +109,7 @@ class Watch:
             self._tried[name] = breaker
 
     def failed(self, name: str, error: EndpointError) -> None:
-        """Record a failure, even one after which the endpoint retries its server."""
+        """Record a failure, even if the endpoint retries its server after it."""
         if rests_after(error):
             self._breakers.setdefault(name, Breaker()).record_failure(error, describe_error(error), now=self._clock())
             if name in self._asked:
@@ -119,7 +119,7 @@ class Watch:
         self._end_trial(name)
 
     def late(self, name: str) -> None:
-        """Record that an endpoint was abandoned, because its first token had kept the reader waiting for too long."""
+        """Record that an endpoint was abandoned, because it had kept the reader waiting too long for its first token."""
         seconds = self._clock() - self._asked.get(name, self._clock())
         text = f"expected the first token within {seconds:.1f} s, got none"
         self.failed(name, EndpointTimeoutError(text, phase="first_token", limit=seconds, endpoint=name))
@@ -155,7 +155,7 @@ class Watch:
 
 
 def _places_of(device: Endpoint | None) -> int | None:
-    """Return how many answers a device makes at a time, or None if that isn't known."""
+    """Return how many answers a device can make at the same time, or None if that isn't known."""
     options = getattr(getattr(device, "engine", None), "options", None)
     return getattr(options, "max_sequences", None)
 

@@ -1,4 +1,4 @@
-"""The client's side of planned hand-overs: plans them for each answer, and learns from each race that has ended.
+"""Planned hand-overs in the client: plans them for each answer, and learns from each race that has ended.
 
 The decisions are made in ``streamco.policies.migration`` and ``streamco.core.race.migration``.
 """
@@ -30,12 +30,13 @@ class MigrationOptions(Options, frozen=True, kw_only=True):
 
     Args:
         rule: "pre-copy": the target reads the answer in advance while the source continues; "full-buffer": the target begins to read when
-            the source stops, and the source has by then written enough for the reader to read meanwhile (DiSCo 4.3).
+            the source stops, which by then has written enough text to keep the reader busy (DiSCo 4.3).
         max_migrations: maximum number of planned hand-overs per answer; 0 for none.
-        unpaced: True to move answers without a pace, too, for a virtual reader at ``Race.reader_rate``. A program that reads tokens as fast
-            as they arrive would notice that the cheaper endpoint is slower, so by default only answers with a fixed pace move.
+        unpaced: True to move answers without a pace, too, as if somebody read them at ``Race.reader_rate``. A program that reads tokens as
+            fast as they arrive would notice that the cheaper endpoint is slower, so by default only answers with a fixed pace move.
         min_quality: quality that the next endpoint needs, as a share (0 to 1) of the quality of each endpoint that has written the answer
-            so far. 0 allows any. None: only to an endpoint that is known to be as good, to the same model, or from a device to a server.
+            so far. 0 allows any quality. With None, an answer moves only to an endpoint that is known to be as good, to the same model, or
+            from a device to a server.
         quality: measured quality by endpoint name, 0 or more, all on one scale (docs/research/quality.md); by default the profile's.
 
     Raises:
@@ -76,7 +77,7 @@ class MigrationPlanner:
 
     @property
     def answers(self) -> RemainingLength | None:
-        """Lengths of answers, for the next client; None if no answer has been seen, now or before."""
+        """Lengths of answers, for the next client; None if neither this client nor an earlier one has seen an answer."""
         return self._lengths.estimate().compress() if len(self._lengths) else self._prior
 
     def expected_tokens(self, limit: int | None) -> float:
@@ -84,7 +85,7 @@ class MigrationPlanner:
         return self._lengths.estimate().expected(0.0, None if limit is None else float(limit))
 
     def rate(self, endpoint: Endpoint) -> float | None:
-        """Return the tokens per second that an endpoint reached in three quarters of its answers, or None if that isn't known."""
+        """Return how many tokens per second an endpoint reached in three quarters of its answers, or None if that isn't known."""
         return self._switching.timing(endpoint.name, is_device=endpoint.kind == "device").rate
 
     def copy(self) -> MigrationPlanner:
@@ -105,7 +106,7 @@ class MigrationPlanner:
         constrained: Kind | None = None,
         trusted: Collection[tuple[str, str]] = (),
     ) -> MigrationPlan | None:
-        """Return the plan for an answer's hand-overs, or None if it isn't moved.
+        """Return the plan for an answer's hand-overs, or None if it won't be moved.
 
         Args:
             options: whether and how answers move.
@@ -114,7 +115,7 @@ class MigrationPlanner:
             prompt_tokens: the prompt's length.
             pace: tokens per second at the reader, or None if unpaced.
             reader_rate: tokens per second of the reader, or of the virtual reader.
-            capacity: tokens that a source may be ahead of the reader.
+            capacity: how many tokens a source may be ahead of the reader.
             limit: the answer's maximum number of tokens, or None if it isn't known.
             constrained: the side that the budget limits, or None.
             trusted: the endpoints' ``trusted_moves``.
@@ -165,7 +166,7 @@ class MigrationPlanner:
         return " and ".join([*reasons, f"{' and '.join(unable)} can't continue an answer"] if unable else reasons)
 
     def unmetered(self, endpoints: Iterable[Endpoint], cost: CostOf) -> list[str]:
-        """Return the names of devices that can continue an answer and whose energy is unknown: their tokens count as free."""
+        """Return the names of devices that can continue an answer but whose energy is unknown, so that their tokens count as free."""
         devices = [endpoint for endpoint in endpoints if endpoint.kind == "device" and _can_continue(endpoint)]
         return [device.name for device in devices if cost(device, 0, 1, 0).total is None]
 
@@ -208,7 +209,7 @@ class MigrationPlanner:
         return {endpoint.name: known for endpoint in endpoints if (known := self._terms(endpoint, cost)) is not None}
 
     def _terms(self, endpoint: Endpoint, cost: CostOf) -> Terms | None:
-        """Return an endpoint's terms, or None if a price isn't known. A device of unknown energy costs nothing."""
+        """Return an endpoint's terms, or None if a price isn't known. A device whose energy isn't known costs nothing."""
         prompt, completion, cached = (cost(endpoint, *tokens).known for tokens in ((1, 0, 0), (0, 1, 0), (1, 0, 1)))
         if prompt is None or completion is None:
             return None
@@ -227,11 +228,11 @@ class MigrationPlanner:
 
 
 def trusted_moves(endpoints: Sequence[Endpoint], model: str | None) -> set[tuple[str, str]]:
-    """Return source and target of the moves that make no answer worse, whatever the qualities; see ``barred_moves``.
+    """Return the source and target of each move that makes no answer worse, whatever the qualities are; see ``barred_moves``.
 
     Args:
         endpoints: the endpoints that may write the answer.
-        model: the server's model that the request names; None uses each server's own.
+        model: the remote model that the request names; None uses each server's own.
     """
     return {
         (source.name, target.name)
@@ -250,11 +251,11 @@ def _can_continue(endpoint: Endpoint) -> bool:
 
 
 def _saving_moves(terms: Mapping[str, Terms]) -> list[tuple[str, str]]:
-    """Return source and target of all moves to an endpoint with cheaper tokens."""
+    """Return the source and target of each move to an endpoint with cheaper tokens."""
     return [(source, target) for source, dear in terms.items() for target, cheap in terms.items() if cheap.completion < dear.completion]
 
 
 def _possible_moves(endpoints: Iterable[Endpoint], terms: Mapping[str, Terms]) -> list[tuple[str, str]]:
-    """Return source and target of the saving moves to an endpoint that can continue an answer."""
+    """Return the source and target of each move to a cheaper endpoint that can continue an answer."""
     able = {endpoint.name for endpoint in endpoints if _can_continue(endpoint)}
     return [(source, target) for source, target in _saving_moves(terms) if target in able]

@@ -20,26 +20,26 @@ class Race(DispatchOptions, frozen=True, kw_only=True):
         policy: decides which side starts when: "auto", a policy's name, or your own object with ``decide(length, rng)``
             (docs/dispatch.md). "device-only" and "server-only" are promises: the other side is never used, whatever happens, and an
             answer that this side can't make is an error.
-        migration: how answers move to a cheaper endpoint while they are written (docs/migration.md). None: paced answers may move once.
-        check_access: after another endpoint has answered, ask a server that needs a key for its list of models, once and in the
-            background, to detect a wrong key. False sends servers nothing but requests for answers.
-        constrained: the side that the budget limits; None decides by the unified cost (DiSCo Algorithm 1).
+        migration: how answers move to a cheaper endpoint while they are written (docs/migration.md). None lets paced answers move once.
+        check_access: True to ask a server that needs a key for its list of models, once and in the background, after another endpoint has
+            answered, so that a wrong key is noticed. False sends servers nothing but requests for answers.
+        constrained: the side that the budget limits; None chooses it by the unified cost (DiSCo Algorithm 1).
         tail: share of the budget reserved for the slowest answers (alpha of Algorithm 2).
         tail_weight: weight of the tail for the "optimal" policy.
         explore: share of the races in which the loser runs to its first token, so that its full time is learned; 0 to 1.
         gate: decides whether the device's model is good enough for a request; None means always (docs/dispatch.md).
-        hedge_tools: start both sides even for requests with tools, whose calls may have side effects.
+        hedge_tools: True to start both sides even for requests with tools, whose calls may have side effects.
         exchange_rate: US dollars per million GFLOPs on the device (lambda of Appendix E), or a function without arguments that returns
             them, for example depending on the battery or a temperature. It is called when the client is created and then for answers, at
             most once a second, in the event loop. If it fails later, the last rate is kept, and the log says so once.
-        burst: prompt tokens that may be borrowed from a server's budget while the device is busy with other answers, up to 32 mean
+        burst: how many prompt tokens may be borrowed from a server's budget while the device is busy with other answers, up to 32 mean
             prompts; 0 for none.
-        reader_rate: tokens per second of the virtual reader that quality is measured with, if no pace is set.
-        quality: ``QualityGate(...)``, so that the server answers if the device is unsure of its answer; "gate" for its defaults; None: the
-            first endpoint writes the answer, however good it is (docs/howto/quality.md).
+        reader_rate: reading speed, in tokens per second, of the virtual reader that is used to measure quality if no pace is set.
+        quality: ``QualityGate(...)``, so that the server answers if the device is unsure of its answer, or "gate" for its defaults. With
+            None, the first endpoint writes the answer, however good it is (docs/howto/quality.md).
 
     Raises:
-        ConfigError: a setting is out of range. If ``exchange_rate`` is a function that fails, the client raises it.
+        ConfigError: a setting is out of range. If ``exchange_rate`` is a function that fails, the client raises the error.
     """
 
     name: ClassVar[str] = "race"

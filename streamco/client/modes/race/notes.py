@@ -59,7 +59,7 @@ def note_dispatch(asked: AskedAnswer, dispatched: DispatchRecord, unavailable: M
 
 
 def note_passed_over(asked: AskedAnswer, dispatched: DispatchRecord) -> None:
-    """Record why the requested mode doesn't make the answer; only in the dispatch decision if the mode would have been slower.
+    """Record why the requested mode doesn't make the answer. If it would just have been slower, only the dispatch decision says so.
 
     Raises:
         DegradedError: the client's rule is "raise".
@@ -87,7 +87,7 @@ def note_settings(
         degradations: the client's degradations.
         notes: the answer's notes.
         unmoved: why the answer won't move to a cheaper endpoint although ``migration`` was given, or "" if it may move.
-        barred: moves that would save money but aren't allowed, because of the target's quality, except those that the caller forbade.
+        barred: moves that would save money but aren't allowed because of the target's quality; those that the caller forbade are skipped.
 
     Raises:
         DegradedError: the client's rule is "raise".
@@ -112,10 +112,10 @@ def note_moves(degradations: Degradations, notes: list[str], hand_overs: Iterabl
 
 
 def note_race(degradations: Degradations, notes: list[str], driver: RaceDriver) -> None:
-    """Record what in a race wasn't done as requested.
+    """Record whatever a race didn't do as requested.
 
-    During the race that is a split model's format that may change tokens. When the race is over, it is endpoints that failed, requests
-    that were resent in another form, and a limit that wasn't kept. Endpoints that worked are recorded, too.
+    While the race is running, that can only be a split model's format that may change tokens. Once it is over, endpoints that failed,
+    requests that were resent in another form and a token limit that may be exceeded are recorded, and so are endpoints that worked.
     """
     machine = driver.machine
     for source, figures in driver.split_figures().items():
@@ -145,7 +145,7 @@ def note_race(degradations: Degradations, notes: list[str], driver: RaceDriver) 
 
 
 def _note_grade(degradations: Degradations, notes: list[str], held: HeldBeginning) -> None:
-    """Record that an answer was shown that wasn't graded, or that the device was unsure of."""
+    """Record that the reader got an answer that wasn't graded, or that the device was unsure of."""
     name = held.plan.source
     if held.verdict == "not graded":
         sentence = f"{name}'s answer wasn't graded: {held.unscored_because}"
@@ -168,5 +168,5 @@ def _instead(dispatched: DispatchRecord, name: str) -> str:
 
 
 def _without_figures(text: str) -> str:
-    """Return a text without its numbers, so that it is logged only once whatever they are."""
+    """Return a text without its numbers, so that it is logged only once, whatever the numbers are."""
     return re.sub(r"\d+", "N", text)

@@ -1,4 +1,4 @@
-"""Plans raced answers: which endpoint starts when, what an answer will lack, and what is learned from it."""
+"""Plans raced answers: which endpoint starts when, how an answer will differ from what was asked, and what is learned from it."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class RacePlanner(ClientPlanner):
 
     @property
     def account(self) -> object:
-        """The account of what is spent and learned under a budget."""
+        """The account that tracks what is spent and learned under a budget."""
         return self.dispatcher
 
     @property
@@ -110,11 +110,11 @@ class RacePlanner(ClientPlanner):
 
     @property
     def reader_rate(self) -> float:
-        """Tokens per second of the virtual reader."""
+        """Reading speed of the virtual reader; see ``ClientPlanner``."""
         return self.options.reader_rate
 
     async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> PreparedRace:
-        """Return the answer, ready to start. The facts about a short request are determined at dispatch, because that is quick."""
+        """Prepare an answer and return it. The facts about a short request are determined at dispatch, because that is quick."""
         await self._look()
         if takes_long(asked.request):
             await asked.describe()
@@ -143,7 +143,7 @@ class RacePlanner(ClientPlanner):
         return [PlannedWay(way, partial(prepared, chosen)) for way, chosen in found]
 
     async def _look(self) -> None:
-        """Use the times that the server has reported, and load what a decision needs."""
+        """Use the times that the server has reported, and load numpy if a decision needs it."""
         self.dispatcher.take_told_times(self._endpoints.servers)
         if self.dispatcher.needs_numpy and not is_numpy_loaded():
             await asyncio.shield(asyncio.wrap_future(_numpy_loading()))  # shielded, because other answers may wait for it, too
@@ -165,7 +165,7 @@ class RacePlanner(ClientPlanner):
 
     @property
     def budget(self) -> float:
-        """Share of all prompt tokens that the side under the budget may read."""
+        """Share of all prompt tokens that the constrained side may read."""
         return self.dispatcher.budget
 
     def expected_tokens(self, limit: int | None) -> float:
@@ -195,13 +195,13 @@ class RacePlanner(ClientPlanner):
 
 
 class PreparedRace(Prepared[RaceDriver]):
-    """A raced answer before its start; starting it dispatches it.
+    """A raced answer that is ready to start; the dispatch decision is made when it starts.
 
     Args:
         asked: the request for the answer.
         dispatcher: decides which endpoint starts when, and learns from the answer.
         migration: how the answer moves to a cheaper endpoint; None if the caller didn't say.
-        checks: identifies servers and finds out which ones reject their keys; None sends nothing but requests for answers.
+        checks: identifies servers and finds out which ones reject their keys; None to send nothing but requests for answers.
         states: which endpoints rest, and how long the device's queue is.
         shadows: the client's shadow answers.
         way: the way that was chosen by its forecast; None lets the policy decide.
@@ -298,11 +298,11 @@ class PreparedRace(Prepared[RaceDriver]):
         return observed.open(name, endpoint, request)
 
     def note(self, driver: RaceDriver) -> None:
-        """Add whatever wasn't served as asked to the answer's notes."""
+        """Add a note on everything that wasn't served as asked."""
         note_race(self.asked.settings.degradations, self.asked.notes, driver)
 
     def _check_degradations(self, dispatched: DispatchRecord) -> None:
-        """Record what the answer will lack.
+        """Record in what ways the answer won't be served as asked.
 
         Raises:
             EndpointError: a server that is needed has just refused another request with 401, 403 or 404.
@@ -375,11 +375,11 @@ class PreparedRace(Prepared[RaceDriver]):
         return gate
 
     def _plan_moves(self, dispatched: DispatchRecord, capacity: int) -> MigrationPlan | None:
-        """Return the plan for the planned hand-overs of the answer, or None if it isn't moved.
+        """Return the plan for the answer's hand-overs, or None if it won't be moved.
 
         Args:
             dispatched: the decision for the answer.
-            capacity: tokens that a source may be ahead of the reader.
+            capacity: how many tokens a source may be ahead of the reader.
         """
         return self._dispatcher.plan_moves(
             dispatched,
@@ -485,7 +485,7 @@ def _numpy_loading() -> Future[None]:
 
 
 def _failure_rule(facts: RequestFacts, on_failure: OnFailure | None, rule: OnDegraded) -> OnFailure:
-    """Return what to do if the endpoint of a request's answer fails.
+    """Return what to do if the endpoint that writes an answer fails.
 
     An answer with several choices can't be handed over. Half a tool call or half a JSON text is handed over only if ``on_failure`` says so.
     """
@@ -500,7 +500,7 @@ def _check_quality_names(migration: MigrationOptions | None, endpoints: Sequence
     """Check that qualities are given only for existing endpoints: a misspelt name would count as an unknown quality.
 
     Raises:
-        ConfigError: a name isn't an endpoint's.
+        ConfigError: a name isn't the name of an endpoint.
     """
     for name in (migration and migration.quality) or ():
         if name not in endpoints:
@@ -508,7 +508,7 @@ def _check_quality_names(migration: MigrationOptions | None, endpoints: Sequence
 
 
 def _check_sides(dispatcher: Dispatcher, endpoints: EndpointSet) -> None:
-    """Check that the side that the policy or a budget of 0 requires exists, and that the two don't contradict each other.
+    """Check that the side that the policy or a budget of 0 requires exists, and that policy and budget don't contradict each other.
 
     Raises:
         ConfigError: there is no endpoint of that side, or the budget excludes it.

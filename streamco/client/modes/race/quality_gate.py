@@ -28,21 +28,21 @@ _TRIED_AGAIN = 20  # after this many answers, one is held again
 
 
 class QualityGate(Options, frozen=True, kw_only=True):
-    """Decides whether the device's answer is good enough: its first tokens are held until a score says so (docs/howto/quality.md).
+    """Decides whether the device's answer is good enough, and holds its first tokens until a score says that it is (docs/howto/quality.md).
 
     Without ``min_score`` and ``score``, the score is learned from ratings of this app's answers; the gate is off until there are enough.
 
     Args:
         min_score: lowest score at which the device's answer is shown, 0..1. Without ``score`` it is the mean probability that the device
-            gave its first tokens. None: the threshold is chosen so that the budget is spent.
+            gave its first tokens. With None, the threshold is chosen so that the budget is spent.
         score: your own score, an object with ``score(facts)`` that returns 0..1 for ``streamco.types.AnswerFacts``.
-        tokens: tokens that are held for a score, 1 to 16.
+        tokens: how many tokens are held until they have a score, 1 to 16.
         max_wait: seconds that a reader waits for the server after a low score; then the device's answer is shown after all.
-        shadow: share of the answers written by the device alone for which a server writes one, too, afterwards and within the budget.
-            It is compared with the device's answer, and the score learns from that as from a rating. 0 for none.
-        judge: compares both answers: a function of ``streamco.types.ShadowPair`` that returns True if the device's is as good, False if
-            not, or None if it can't say. It must not block the event loop; a coroutine function has a minute. None: answers of up to 16
-            tokens are compared word for word, and longer ones aren't compared.
+        shadow: share of the answers written by the device alone for which a server writes an answer afterwards, too, within the budget.
+            The two are compared, and the score learns from that as it does from a rating. 0 for none.
+        judge: a function that compares both answers, given as a ``streamco.types.ShadowPair``, and returns True if the device's is as good,
+            False if not, or None if it can't say. It must not block the event loop; a coroutine function may take a minute. With None,
+            answers of up to 16 tokens are compared word for word, and longer ones aren't compared.
 
     Raises:
         ConfigError: a setting is out of range, or ``score`` has no ``score`` method.
@@ -73,7 +73,7 @@ class QualityGate(Options, frozen=True, kw_only=True):
 
 
 def why_not_graded(facts: RequestFacts, *, hedges: bool) -> str:
-    """Return why a device's answer to such a request isn't graded, as a clause, or "" if it can be."""
+    """Return why a device's answer to a request isn't graded, as a clause, or "" if it can be."""
     if not hedges:
         return "its tools would be called twice"
     return "it has several choices" if facts.choices > 1 else ""
@@ -127,12 +127,12 @@ class Grader:
 
     @property
     def is_calibrated(self) -> bool:
-        """True if scores are probabilities of a good answer, so that the score at which the device's answer pays can be computed."""
+        """True if scores are probabilities of a good answer, so that one can compute the score at which the device's answer pays."""
         return self._score is self.learned and self.learned.is_ready and self.options.min_score is None
 
     @property
     def has_rule(self) -> bool:
-        """True if the caller has set a requirement for the device's answers: their own score, or a lowest score."""
+        """True if the caller has set a requirement for the device's answers: a score of their own, or a lowest score."""
         return self.options.score is not None or self.options.min_score is not None
 
     def outlook(self, share: float, min_score: float | None = None) -> GateOutlook:
@@ -140,7 +140,7 @@ class Grader:
 
         Args:
             share: share of the prompt tokens that servers may process because of low scores.
-            min_score: lowest score of an answer that is shown; None for the same as in ``plan``.
+            min_score: lowest score of an answer that is shown; None uses the same one as ``plan``.
         """
         scores = self._scores
         least = self._least(share) if min_score is None else min_score
@@ -173,10 +173,10 @@ class Grader:
 
         Args:
             facts: facts about its request.
-            device: the device.
+            device: the device, or None.
             plan: the dispatch plan, which says which side the budget limits.
             obstacle: as in ``GatePlan``.
-            min_score: lowest score of an answer that is shown; None uses the caller's, or the one at which the budget is spent.
+            min_score: lowest score of an answer that is shown; None uses the caller's setting, or the score at which the budget is spent.
         """
         if device is None:
             return None
@@ -204,7 +204,7 @@ class Grader:
         Args:
             reservation: its reservation in this account.
             held: what the gate held, or None if the answer wasn't graded.
-            is_exempt: True if the budget doesn't count it.
+            is_exempt: True if the answer doesn't count against the budget.
         """
         self._watch_sight(held)
         self.account.settle(reservation, started=held is not None and held.asked is not None, exempt=is_exempt)
@@ -212,7 +212,7 @@ class Grader:
         self._threshold.record(held.score if held is not None and decided else None, reservation.tokens)
 
     def _watch_sight(self, held: HeldBeginning | None) -> None:
-        """Stop holding answers of a device that reports no probabilities, except one now and then, in case it does by then."""
+        """Stop holding answers of a device that reports no probabilities, except for one now and then, to see if it reports them by now."""
         if held is not None and held.graded_tokens:
             self._blind = 0
         elif held is not None and held.is_blind:
@@ -223,7 +223,7 @@ class Grader:
                 self._blind = _BLIND - 1
 
     def remember(self, key: str, request_id: str, facts: AnswerFacts | None) -> None:
-        """Keep what is known about an answer until it is rated, or 1,000 later ones have come.
+        """Remember what is known about an answer until it is rated, or until there have been 1,000 later ones.
 
         Args:
             key: identifies only this answer.
@@ -269,7 +269,7 @@ class Grader:
 
 
 def facts_of(dispatched: DispatchRecord, machine: RaceMachine, tokens: int) -> AnswerFacts | None:
-    """Return what is known about an answer that the device has written from beginning to end, or None if it hasn't or nothing is.
+    """Return what is known about an answer that the device wrote from beginning to end; None if it didn't, or if nothing is known.
 
     ``tokens`` is the maximum number of tokens that make up a score.
     """
@@ -287,7 +287,7 @@ def facts_of(dispatched: DispatchRecord, machine: RaceMachine, tokens: int) -> A
 
 
 def why_alone(plan: Plan, reservation: Reservation, server: Endpoint | None, resting: Mapping[str, str], *, may_ask: bool) -> str:
-    """Return why a server can't be used after a low score, as a clause, or "". ``may_ask`` tells if the gate's budget isn't spent."""
+    """Return why no server can be used after a low score, as a clause, or "". ``may_ask`` is False once the gate's budget is spent."""
     if server is None:
         return "there is no server"
     if plan.constrained == "server" and not (reservation.is_allowed and may_ask):

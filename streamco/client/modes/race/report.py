@@ -46,7 +46,7 @@ def build_report(
         dispatched: the decision for the answer.
         endpoints: all endpoints, by name.
         cost: the cost of the answer so far, from ``build_cost``.
-        now: seconds on the machine's clock.
+        now: the current time, in seconds on the machine's clock.
     """
     meter = machine.meter
     span = (meter.last - meter.first) if meter.first is not None and meter.last is not None else 0.0
@@ -181,7 +181,7 @@ def _all_attempts(machine: RaceMachine) -> list[Attempt]:
 
 
 def _readings(machine: RaceMachine, name: str, since: float, until: float) -> list[Attempt]:
-    """Return this endpoint's attempts that read in advance and were opened between two times."""
+    """Return the attempts of an endpoint that read in advance and were opened between two times."""
     readings = [attempt for attempt in _all_attempts(machine) if attempt.read_ahead is not None and attempt.source == name]
     return [attempt for attempt in readings if attempt.opened is not None and since <= attempt.opened <= until]
 
@@ -197,10 +197,10 @@ def _taker(machine: RaceMachine, hand_over: HandOver) -> Attempt | None:
 def _saved(
     machine: RaceMachine, source: Attempt, parts: Sequence[Attempt], dispatched: DispatchRecord, endpoints: Mapping[str, Endpoint]
 ) -> float | None:
-    """Return the US dollars that a planned hand-over saved.
+    """Return how many US dollars a planned hand-over saved.
 
     Args:
-        source: the attempt that wrote before.
+        source: the attempt that wrote before the hand-over.
         parts: the target's attempts: the ones that read in advance, and last the one that wrote.
     """
     counts = [_count(attempt, dispatched.prompt_tokens) for attempt in parts]
@@ -216,11 +216,11 @@ def describe_usage(machine: RaceMachine, prompt_tokens: int) -> AnswerUsage:
     """Return the tokens of the answer as it was delivered.
 
     If one endpoint wrote the whole answer, its own usage is returned. After a hand-over, the last endpoint's prompt includes the
-    beginning of the answer. So the prompt's own length is used, and tokens from before the hand-over are counted as they came.
+    beginning of the answer. So the prompt's own length is used, and tokens from before the hand-over are counted as they arrived.
 
     Args:
         machine: the race.
-        prompt_tokens: the prompt's length, in case no endpoint reported it; a reported zero doesn't count if tokens came.
+        prompt_tokens: the prompt's length, in case no endpoint reported it; a reported zero is ignored.
     """
     last = None if machine.writer is None else machine.attempts[machine.writer]
     begun = machine.hand_overs[-1].position if machine.hand_overs else 0
@@ -322,7 +322,7 @@ class _Waste(NamedTuple):
 
 
 def _count(attempt: Attempt, prompt_tokens: int, counts: Counts = _NO_COUNTS) -> _Count:
-    """Return an attempt's tokens as reported by the endpoint, or else estimated. A reported zero doesn't count for text that came."""
+    """Return an attempt's tokens as reported by the endpoint, or else estimated. A reported zero is ignored if text arrived."""
     if not _has_worked(attempt):
         return _Count(0, 0, 0)
     usage, length = attempt.usage, prompt_tokens + attempt.given

@@ -1,10 +1,10 @@
 """Background checks of a client's servers: which software they run, and whether they accept the key.
 
 An unknown server is identified during the first answer, as soon as it isn't writing one, so that another endpoint can hand an answer over
-to it and vice versa. That costs no tokens and delays no answer, except that a hand-over before the server has replied waits for it.
+to it and vice versa. That costs no tokens and delays no answer, except for a hand-over that must wait until the server has replied.
 
-A server that loses each race is cancelled before it has answered, so that a wrong key would go unnoticed until the server is needed. After
-an answer that didn't test a server, the client requests its list of models with its key. A server that replies isn't checked again.
+A server that loses every race is cancelled before it has answered, so a wrong key would go unnoticed until the server is needed. After an
+answer that didn't test a server, the client requests its list of models with its key. A server that replies isn't checked again.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class ServerChecks:
         """Ask a server in the background what it is, and return the task. If it rejects the key, that is recorded.
 
         Args:
-            endpoint: an endpoint that ``is_open`` and that answers may use, not one excluded by a promise.
+            endpoint: an endpoint for which ``is_open`` returns True and that answers may use, so it isn't excluded by a promise.
             degradations: the client's degradations.
         """
         checks = self._checks.get()
@@ -154,7 +154,7 @@ class ServerChecks:
         )
 
     def _note(self, name: str, found: EndpointError | str, degradations: Degradations) -> None:
-        """Record a problem with a server, unless an answer shows that it works; answers in progress are awaited first."""
+        """Record a problem with a server, unless an answer shows that it works. Wait for answers in progress first."""
         if name in self._working:
             return
         if self._answers:
@@ -165,15 +165,15 @@ class ServerChecks:
     # Whether they take the key
 
     def begin_answer(self) -> None:
-        """Record that an answer begins; ``check_unseen`` ends it."""
+        """Record that an answer begins; ``check_unseen`` records its end."""
         self._answers += 1
 
     def record_answered(self, names: Iterable[str]) -> None:
-        """Record endpoints that have answered or failed by themselves, so that they needn't be checked."""
+        """Record endpoints that have answered or failed on their own, so that they don't have to be checked."""
         self._known.update(names)
 
     def check_access(self, endpoints: Iterable[Endpoint], degradations: Degradations) -> None:
-        """Check in the background the endpoints that nothing is known about; refusals are recorded.
+        """Check the endpoints that nothing is known about, in the background, and record refusals.
 
         Args:
             endpoints: endpoints that an answer hasn't tested, without any that are excluded by a promise.
@@ -187,7 +187,7 @@ class ServerChecks:
     def check_unseen(self, machine: RaceMachine, endpoints: EndpointSet, degradations: Degradations) -> None:
         """Check the servers that a race hasn't tested, because another endpoint answered first.
 
-        An excluded server isn't among the race's endpoints, so the promise applies to the check, too.
+        A server that must not be used isn't among the race's endpoints, so it isn't checked either.
         """
         self._answers -= 1
         attempts = (*machine.past_attempts, *machine.attempts.values())
@@ -211,7 +211,7 @@ class ServerChecks:
         self._record(endpoint.name, await endpoint.check_access(), degradations)
 
     def _record(self, name: str, found: EndpointError | str | None, degradations: Degradations) -> None:
-        """Record a problem with a server, or None if there isn't any."""
+        """Record a problem with a server, if there is one."""
         if found is None:
             return
         if isinstance(found, EndpointStatusError) and found.status != 401:

@@ -1,7 +1,7 @@
 """Shadow answers: a server answers a prompt that the device has already answered, so that the quality gate learns from comparing both.
 
-Nobody reads such an answer. It is requested only if ``QualityGate(shadow=...)`` says so, within the budget, and never for a request with
-tools, pictures or a required format. Only whether both agree, and the cost, are kept.
+Nobody reads a shadow answer. It is requested only if ``QualityGate(shadow=...)`` says so, within the budget, and never for a request with
+tools, pictures or a required format. Only its cost, and whether the two answers agree, are kept.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Shadow(Struct, kw_only=True):
         cost: returns the cost of tokens.
         made: tokens of the server's answer so far.
         usage: the server's own count, or None if it sent none.
-        good: True if the device's answer was as good, None if that isn't known.
-        why_not: why that isn't known, as a clause; "" if it is, or not yet.
+        good: True if the device's answer was as good, False if it wasn't, None if that isn't known.
+        why_not: why that isn't known, as a clause; "" if it is known, or if the comparison isn't over.
         error: the server's error, or None.
         has_begun: True if anything came from the server.
         has_ended: True if nothing more will come.
@@ -102,7 +102,7 @@ class Shadow(Struct, kw_only=True):
         )
 
     async def run(self) -> None:
-        """Ask the server, read its answer to the end and compare it. A defect in the server or the judge ends this, too."""
+        """Ask the server, read its answer to the end and compare it. Errors from the server or the judge are recorded, not raised."""
         try:
             other = await self._read(self.server.open(self.request))
             if other is not None:
@@ -200,7 +200,7 @@ class Shadows:
         self._is_closed = False
 
     def has_room(self, server: Endpoint) -> bool:
-        """Return True if a server may be asked now: not while it writes another answer, which some servers would abort."""
+        """Return True if a server may be asked now. It may not while it writes another answer, because some servers would abort that."""
         return not self._is_closed and not getattr(server, "is_answering", False) and not self._running.get().tasks
 
     def make_way(self, server: str) -> None:

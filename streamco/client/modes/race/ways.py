@@ -26,7 +26,7 @@ _UNGRADED = "its answers must have a score"
 
 
 class AskedWay(NamedTuple):
-    """A way that may be chosen for an answer.
+    """One of the ways to make an answer, with the settings for carrying it out.
 
     Args:
         name: the way's name.
@@ -40,20 +40,20 @@ class AskedWay(NamedTuple):
 
 
 class RaceWays(NamedTuple):
-    """What is known about one request, which determines its ways.
+    """The facts about one request that determine in which ways a race can answer it.
 
     Args:
         kinds: the endpoint to use first, for each side.
         eligibility: which sides can serve it.
         prompt_tokens: the prompt's length.
-        times: the server's time to first token and the device's speed, or None where not known.
+        times: the server's time to first token and the device's speed; each is None if it isn't known.
         queue: seconds until the device gets to the prompt.
         terms: what each side's work costs, and how good it is.
-        drawn: when each side starts, by the policy.
+        drawn: when each side starts, according to the policy.
         only: the one side that the policy names, or None.
         constrained: the side that the budget limits.
         steering: the budget's account.
-        resting: why endpoints are used only if others fail, by name.
+        resting: by name, why endpoints are used only if others fail.
         grader: grades the device's answers, or None.
         gate_share: share of the prompt tokens that servers may process because of low scores.
         not_graded: why this answer can't be graded, as a clause, or "" if it can.
@@ -108,7 +108,7 @@ class RaceWays(NamedTuple):
         return replace(way, measured=measured, spends=spends, obstacle=_SPENT if is_closed else ""), asked
 
     def _spends(self, decision: Decision, forecast: RaceForecast | None) -> float:
-        """Return how many prompt tokens the budgeted side is expected to read; 0 if the budget doesn't count the answer."""
+        """Return how many prompt tokens the constrained side is expected to read; 0 if the answer doesn't count against the budget."""
         if not (self.eligibility.device and self.eligibility.server and self.only is None):
             return 0.0
         if forecast is None:

@@ -79,18 +79,18 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
     """Does the IO of one speculated answer: the drafter, the verifier's session, the remote stream and the reader.
 
     Args:
-        machine: the answer's machine, not started yet.
+        machine: the answer's machine, which hasn't started yet.
         output: turns the machine's commands into deliveries.
         drafter: creates the drafter; its argument is called with the drafter's events.
         session: creates the verifier's session; its argument is called with the session's events.
         remote: opens a remote stream, or None if there is no server for it.
         remote_name: name of the remote stream's endpoint.
-        prompt_tokens: tokens of the prompt.
+        prompt_tokens: number of tokens in the prompt.
         vocabulary_size: number of token ids that the remote stream may use; None allows any id.
         max_unread: number of tokens that may wait for the reader; above it, no new round starts.
         max_ahead: number of tokens that may wait for the reader or be held for the pace; above it, no new round starts.
-        asked_at: when the answer was requested, seconds on the driver's clock; None stands for its start.
-        record: what the report needs besides the driver; without it the driver can't report.
+        asked_at: when the answer was requested, in seconds on the driver's clock; None stands for the time when it starts.
+        record: the data that the report needs besides the driver's own; without it the driver can't report.
         on_over: called once when the answer and all its work have ended.
         clock: a monotonic clock in seconds; None uses the system's, or the loop's if the loop doesn't use the system's (virtual time).
         log: records every step, for replay or for log lines; None records nothing.
@@ -99,10 +99,10 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         output: as given.
         session: the verifier's session.
         remote_stream: reads the remote streams.
-        began, finished: when reading the prompt began, and the end, seconds on the driver's clock; ``finished`` is None until then.
-        finish_reason: "stop" or "length"; None if not finished, or failed.
+        began, finished: when reading the prompt began and when the answer ended (None if it hasn't), in seconds on the driver's clock.
+        finish_reason: "stop" or "length"; None if the answer hasn't finished, or has failed.
         failures: why the "verifier", the "device" or the "remote" stream was lost for the rest of the answer.
-        unconnected: seconds for which connecting to the verifier had failed when the answer's work ended.
+        unconnected: how many seconds connecting to the verifier had already taken when the answer's work ended; 0 if it was connected.
         was_refused: True if the verifier refused a session and said how long to wait, and hasn't accepted one since.
         dropped: tokens that were held for the pace when the reader left.
     """
@@ -181,7 +181,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         return await self._queue.next()
 
     async def peek(self) -> None:
-        """Wait until there is a delivery or an end, without taking it; see ``DeliveryQueue.peek``."""
+        """Wait until there is a delivery or the answer has ended, without taking anything; see ``DeliveryQueue.peek``."""
         await self._queue.peek()
 
     def leave(self) -> None:
@@ -197,7 +197,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
     # Figures
 
     def report(self) -> Report:
-        """Return the answer's figures so far; final when ``is_over``."""
+        """Return the report on the answer so far; final once ``is_over`` is True."""
         return speculation_report(self.progress(), self._recorded(), now=self.now)
 
     def opening(self) -> Opening:
@@ -261,7 +261,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
                 self.failures["remote"] = error
 
     def _check_reader(self) -> None:
-        """Emit ``ReaderFellBehind`` or ``ReaderCaughtUp``; in between no new round starts."""
+        """Emit ``ReaderFellBehind`` or ``ReaderCaughtUp`` if one is due; between the two, no new round starts."""
         unread = self._queue.unread + self._queue.in_hand
         ahead = unread + self.output.delivery.buffered  # text that is due but unread still counts
         if not self._is_behind and (unread > self._max_unread or ahead > self._max_ahead):
@@ -338,13 +338,13 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         self._wind_up()
 
     def _hand_out(self, now: float) -> None:
-        """Deliver everything that is held, due or not."""
+        """Deliver everything that is held, whether it is due or not."""
         if not self._is_complete:
             self._deliver(self.output.finish(None, now=now))
         self._deliver(self.output.flush(now=now))
 
     def _wind_up(self) -> None:
-        """Release the drafter, the session and the remote stream, once."""
+        """Release the drafter, the session and the remote stream, but only once."""
         if not self._is_winding_up:
             self._is_winding_up = True
             if self._connecting_since is not None:

@@ -41,7 +41,7 @@ def acceptance_rule(sampling: SamplingOptions, budget: float, options: Speculati
     Args:
         sampling: options from ``resolve_sampling``.
         budget: share of the drafted tokens that are verified, 0..1.
-        options: contain the threshold for the rule "threshold".
+        options: the options, which contain the threshold for the rule "threshold".
     """
     if sampling.temperature and sampling.top_k != 1:
         return Rule(
@@ -73,9 +73,9 @@ def why_not_speculable(
         facts: its length and features.
         rule: the rule that its drafts would be verified by.
         verifier: the verifier's capabilities.
-        context_tokens: tokens that the device can hold, prompt and answer together.
+        context_tokens: number of tokens that the device can hold, for prompt and answer together.
         models: all names of the verifier's model.
-        is_logged: True to return a reason without the caller's words.
+        is_logged: True to return a reason for the log, without any text from the caller.
     """
     asked = (name for name, value in request.extra.items() if is_asked(name, value) and value not in _NEUTRAL.get(name, ()))
     if facts.has_tools:

@@ -1,7 +1,7 @@
 """Incremental detokenisation with provisional text: it handles incomplete code points, stop strings and retractions.
 
 The text of a draft depends on the tokens before it: a code point may be incomplete, or a stop string may have begun. So the provisional
-text is computed anew each time, from the committed tokens that have no text yet, and the reader gets the difference to what it has.
+text is computed again each time, starting at the committed tokens that have no text yet, and the reader gets only the changes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TextAdded(Struct, frozen=True):
 
 
 class TextCommitted(Struct, frozen=True):
-    """The oldest provisional pieces of text became final."""
+    """The oldest provisional pieces of text have become final."""
 
     pieces: int
     characters: int
@@ -86,7 +86,7 @@ class IncrementalText:
         return self._update([])
 
     def finish(self) -> list[TextEvent]:
-        """End the answer: held text is added, provisional text is retracted."""
+        """End the answer: add the text that is held, and retract provisional text."""
         self._provisional.clear()
         if self.is_stopped:
             return self._update([])

@@ -50,7 +50,7 @@ def _log_event(log: AnswerLog, event: SpeculationEvent | None) -> None:
 
 
 def _log_command(log: AnswerLog, command: SpeculationCommand) -> None:
-    """Log drafts that are sent and changes of the mode."""
+    """Log drafts that are sent, connections to the verifier, and when the target model begins or stops generating alone."""
     match command:
         case SendDraft():
             ahead = "" if command.if_verdict is None else f", ahead of round {command.if_verdict.round}'s verdict"

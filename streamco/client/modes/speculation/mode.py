@@ -20,31 +20,32 @@ class Speculate(SpeculationOptions, frozen=True, kw_only=True):
     """The device drafts, and the server verifies the drafts; if that isn't possible, the answer is made in another way.
 
     Args:
-        drafter: "device": a model on this machine drafts. "lookup": drafts are copied from a place in the prompt or the answer where the
-            same last tokens stood before. That takes no time, no model and no ``device``.
-        verifier: verifies the drafts: the URL of a ``streamco serve``, a verifier, or a list of them with the same model, over which
-            answers are spread (``VerifierPool``). None uses the client's first server.
-        emit: what readers of ``stream`` get: "verified": final text; "draft": drafts at once, and retractions.
+        drafter: "device": a model on this machine drafts. "lookup": if the last few tokens have occurred before in the prompt or the
+            answer, the tokens that followed them there are the draft. That takes no time, no model and no ``device``.
+        verifier: verifies the drafts: the URL of a ``streamco serve``, a verifier, or a list of these with the same model, which share the
+            answers (``VerifierPool``). None uses the client's first server.
+        emit: "verified" if readers of ``stream`` should get only final text; "draft" if they should get drafts at once, and retractions.
         otherwise: the race that makes answers that can't be speculated (the report says why); None uses the client's race.
         budget: share of the drafted tokens that are verified, 0..1; None uses the client's budget.
-        window: tokens to draft per round: a number (4 in Synera section 5), or a policy. "dynamic" is DSD section 5.2. "adaptive" lets a
-            neural network choose (DSD section 4). "predicted" is the best window for the measured acceptance rate and times. "confident"
-            ends each draft when its next token isn't worth the step. Or your own ``streamco.policies.window.WindowPolicy``. None:
-            "adaptive" if everything is verified ("confident" for lookups), otherwise 1.
+        window: tokens to draft per round: a number (4 in Synera section 5), or a policy. "dynamic" follows DSD section 5.2. "adaptive"
+            lets a neural network choose (DSD section 4). "predicted" is the best window for the measured acceptance rate and times.
+            "confident" ends each draft when its next token isn't worth the step. You can also pass your own
+            ``streamco.policies.window.WindowPolicy``.
+            None means "adaptive" if everything is verified ("confident" for lookups), otherwise 1.
         max_branches: number of branches drafted while waiting for the verdict, in parallel or, if that is no faster, one after another;
             0 for none.
-        patience: seconds that trouble with the verifier may last before the server alone or, with a budget below 1, the device continues.
-            With a budget below 1, an answer that has begun waits two rounds at most. The time limits for missing verdicts, and for the case
-            that neither can continue, derive from it (``SpeculationTuning``).
-        offload: which filters choose what is verified if the budget is below 1 (Synera section 4.2): "combined", "confidence",
-            "importance" or "random". "combined" and "importance" read attention on the device, which then drafts a sixth slower.
+        patience: how many seconds trouble with the verifier may last before the server continues alone or, with a budget below 1, the
+            device does. With a budget below 1, an answer that has begun waits two rounds at most. The time limits for missing verdicts, and
+            for answers that neither can continue, are derived from it (``SpeculationTuning``).
+        offload: the filters that choose which drafts are verified if the budget is below 1 (Synera section 4.2): "combined", "confidence",
+            "importance" or "random". "combined" and "importance" read attention on the device, which then drafts a sixth more slowly.
         threshold: for greedy decoding with a budget below 1, 0..1: a drafted token is accepted if its probability at the verifier is at
             least ``threshold`` times the best token's.
-        is_adaptive: True if the server generates alone while drafting doesn't pay.
-        joules_per_second_saved: joules on the device that a saved second is worth to you, or a function without arguments that returns the
-            current value. A token is then drafted only if the time that it is expected to save is worth its joules (estimated from the
+        is_adaptive: True to let the server generate alone while drafting doesn't pay.
+        joules_per_second_saved: how many joules on the device a saved second is worth to you, or a function without arguments that returns
+            the current value. A token is then drafted only if the time that it is expected to save is worth its joules (estimated from the
             FLOPs of the device's model), and the server generates alone while drafting isn't worth it. With a budget below 1, where the
-            device writes in any case, that applies to branches. None: only time counts.
+            device writes in any case, this applies to branches. With None, only time counts.
         tuning: settings for experiments.
 
     Raises:

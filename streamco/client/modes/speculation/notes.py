@@ -20,7 +20,7 @@ def note_settings(degradations: Degradations, notes: list[str], *, hides_drafts:
         degradations: the client's degradations.
         notes: the answer's notes.
         hides_drafts: why the reader gets no drafts although ``emit`` is "draft"; "" if it gets them, or didn't ask for them.
-        offload: the filter that needs the importance of drafts, if the device doesn't read it; otherwise "".
+        offload: the filter that was chosen, if it needs the importance of drafts but the device doesn't read attention; otherwise "".
 
     Raises:
         DegradedError: the client's rule is "raise".
@@ -42,7 +42,7 @@ def note_speculation(degradations: Degradations, notes: list[str], driver: Specu
         notes: the answer's notes.
         driver: the answer's driver; nothing is recorded before the answer has ended.
         report: the answer's report.
-        absence: how long the answer waited for a verifier that didn't come, as already logged, or "".
+        absence: how long the answer waited in vain for a verifier, which was already logged, or "" if it didn't.
     """
     if driver.finished is None and not driver.was_broken_off:
         return
@@ -100,7 +100,7 @@ _WHY_NO_DRAFTS: Mapping[WhyRemote, str] = {
 
 
 def _without_drafts(driver: SpeculationDriver, report: Report, device: str, verifier: str) -> Mapping[str, str]:
-    """Return how the answer differs from verified drafts, as sentences by kind."""
+    """Return the ways in which the answer doesn't consist of verified drafts, as sentences by kind of degradation."""
     figures, found = report.speculation, dict[str, str]()
     if figures is None:
         return found

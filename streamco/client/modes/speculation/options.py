@@ -21,7 +21,7 @@ from streamco.profiles import PairProfile
 __all__ = ["SECOND", "Drafter", "SpeculationOptions", "SpeculationTuning"]
 
 Drafter = Literal["device", "lookup"]
-"""The device's model drafts, or drafts are looked up in the earlier prompt and answer, which needs no device."""
+"""The device's model drafts, or drafts are looked up in the prompt and the answer so far, which needs no device."""
 
 SECOND = RateName("speculate", "joules_per_second_saved", "joules")
 
@@ -40,26 +40,28 @@ class SpeculationTuning(Options, frozen=True, kw_only=True):
         smoothing: weight of a window policy's newest proposal, 0..1; 1 means no smoothing (DSD section 4.4, alpha). The default is 0.4
             for "adaptive" and 1 otherwise.
         is_parallel: True if the device continues to draft while waiting for the verdict (Synera section 4.4).
-        max_ahead: drafts per round that are sent before the verdict that they assume, so that the verifier needn't wait for the link;
-            0 for none. Not in the papers.
-        has_trees: True if drafts may carry siblings, when the verifier accepts them and its price list says that they pay
+        max_ahead: how many drafts per round are sent before the verdict that they assume, so that the verifier doesn't have to wait for the
+            network; 0 for none. Not in the papers.
+        has_trees: True if drafts may carry siblings when the verifier accepts them and its price list says that they pay off
             (docs/speculation.md). Not in the papers.
         may_begin_by_stream: True if the server's stream begins an answer while the device is still reading the prompt, and drafts follow
             afterwards (docs/speculation.md). Not in the papers.
         branch_kinds: which verdicts branches may assume: "accept all", "reject".
-        forecast: how verdicts are forecast: "learned" (from how often tokens of such confidence were accepted), "geometric" (Synera
+        forecast: how verdicts are forecast: "learned" (from how often tokens of similar confidence were accepted), "geometric" (Synera
             section 4.4) or "sampled" (the same, but one branch is drawn from it, as in the paper).
         smooths_mode: True to smooth the window proposals before choosing the generation mode from them, as printed in DSD section 4.4;
-            False to choose it from the last proposals as they are.
+            False to choose it from the last proposals without smoothing.
         confidence_threshold: c_th of the confidence filter (Synera section 4.2).
-        chunks: (confidence, importance) of chunks measured before, for the first plan under a budget below 1.
-        row_tokens: tokens of the distribution that the device samples from and sends, 1 to 64. Exact sampling needs whole distributions.
+        chunks: (confidence, importance) of chunks that were measured before, for the first plan under a budget below 1.
+        row_tokens: how many tokens of its distribution the device samples from and sends, 1 to 64. Exact sampling needs whole
+            distributions.
         prior: what is assumed about the pair before anything is measured.
-        last_patience: seconds that trouble with the verifier may last if nothing else can continue the answer. Then the device finishes
-            the verifier's part, or the answer fails. The default is twice ``Speculate.patience`` if the device may finish, otherwise
-            15 times, and at most the verifier's ``next_token``.
+        last_patience: how many seconds trouble with the verifier may last if nothing else can continue the answer. After that, the device
+            finishes the verifier's part, or the answer fails. The default is twice ``Speculate.patience`` if the device may finish,
+            otherwise 15 times, and at most the verifier's ``next_token``.
         first_verdict_timeout: seconds until a connection without a first verdict counts as lost; by default 30 times the patience.
-        verdict_timeout: the same for later verdicts; by default 15 times the patience. Raise both with the verifier's own ``timeouts``.
+        verdict_timeout: the same for later verdicts; by default 15 times the patience. If you raise the verifier's own ``timeouts``, raise
+            these two as well.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -96,7 +98,7 @@ class SpeculationTuning(Options, frozen=True, kw_only=True):
 
 
 class SpeculationOptions(Options, frozen=True, kw_only=True):
-    """The settings of ``Speculate`` that estimates and machines depend on; they are described there."""
+    """The settings of ``Speculate`` that estimates and machines depend on; ``Speculate`` describes them."""
 
     drafter: Drafter = "device"
     budget: float | None = None
@@ -142,12 +144,12 @@ class SpeculationOptions(Options, frozen=True, kw_only=True):
 
     @property
     def last_patience(self) -> float:
-        """Seconds that trouble with the verifier may last if nothing else can continue the answer."""
+        """How many seconds trouble with the verifier may last if nothing else can continue the answer."""
         seconds = self.tuning.last_patience
         return _LAST_PATIENCES * self.patience if seconds is None else seconds
 
     def patience_before_the_end(self, timeouts: Timeouts, *, may_use_device: bool) -> float:
-        """Return ``last_patience`` for a verifier with these time limits. ``may_use_device`` tells if the device may finish the answer."""
+        """Return ``last_patience`` for a verifier with these time limits. ``may_use_device`` says if the device may finish the answer."""
         if self.tuning.last_patience is not None:
             return self.tuning.last_patience
         seconds = _DEVICE_PATIENCES * self.patience if may_use_device else self.last_patience
@@ -249,7 +251,7 @@ def _window(setting: object, budget: float, *, may_fuse: bool = True) -> WindowP
 def _stabiliser(policy: WindowPolicy, smoothing: float | None) -> Stabiliser:
     """Return the stabiliser of a policy's proposals. A network's real-valued proposals are smoothed, and it drafts at least two tokens.
 
-    The reason for two: a round that is tried although the network proposes fused mode must be worthwhile.
+    It drafts at least two because a round that is tried although the network proposes fused mode must be worthwhile.
     """
     is_learned = isinstance(policy, Adaptive)
     usual = SMOOTHING if is_learned else 1.0

@@ -28,7 +28,7 @@ class SpeculativeOutput:
         text: turns tokens into text.
         delivery: paces and measures the output. It must be unpaced if drafts are shown.
         names: for each origin, the name of the endpoint that makes its tokens.
-        number: id of the answer in its chunks.
+        number: the answer's id in its chunks.
         model: name of the model in its chunks.
 
     Attributes:
@@ -76,11 +76,11 @@ class SpeculativeOutput:
         return batches
 
     def release(self, *, now: float) -> list[Batch]:
-        """Return the chunks that are due by the pace."""
+        """Return the chunks that are due according to the pace."""
         return self._batches(self.delivery.release(now=now), now)
 
     def flush(self, *, now: float) -> list[Batch]:
-        """Return all chunks that are held, due or not."""
+        """Return all chunks that are held, whether they are due or not."""
         return self._batches(self.delivery.flush(now=now), now)
 
     def _show_text(self, event: TextEvent, now: float) -> list[Batch]:

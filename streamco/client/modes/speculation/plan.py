@@ -73,7 +73,7 @@ class _EventBuffer:
             self._emit(event)
 
     def connect(self, emit: EmitEvent) -> None:
-        """Pass the buffered events to ``emit`` now, and later events as they come."""
+        """Pass the buffered events to ``emit`` now, and later events as they occur."""
         self._emit = emit
         for event in self._waiting:
             emit(event)
@@ -88,7 +88,7 @@ class SpeculationPlanner(Planner):
         context: what the client passes to its planners.
         emit: what the readers of token streams get.
         verifier: verifies the drafts; None uses the first server.
-        known: another planner for the client's endpoints, in case the context has none, or None.
+        known: another planner for the client's endpoints, which is used if the context has none; None if there is none.
 
     Attributes:
         binding: the device and the verifier.
@@ -170,7 +170,7 @@ class SpeculationPlanner(Planner):
     # Before an answer
 
     async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> PreparedSpeculation | Obstacle:
-        """Return the answer, ready to start, or why it can't be made."""
+        """Prepare an answer and return it, or return the reason why it can't be made."""
         terms = await self._terms(asked)
         if isinstance(terms, Obstacle):
             return terms
@@ -227,7 +227,7 @@ class SpeculationPlanner(Planner):
             self._times.record(report, is_paced=asked.pace is not None)
 
     async def _terms(self, asked: AskedAnswer) -> tuple[SamplingOptions, Rule] | Obstacle:
-        """Return an answer's complete sampling options and its acceptance rule, or why it can't be speculated."""
+        """Return an answer's complete sampling options and its acceptance rule, or the reason why it can't be speculated."""
         binding, request, facts = self.binding, asked.request, await asked.describe()
         await binding.start()
         if binding.problem:
@@ -255,17 +255,17 @@ class SpeculationPlanner(Planner):
 
     @property
     def misses_attention(self) -> bool:
-        """True if a filter needs the importance of drafts but the device's engine doesn't read it, so that only confidence decides."""
+        """True if a filter needs the importance of drafts but the device doesn't read attention, so that only confidence decides."""
         needs_it = self.budget < 1.0 and self.options.offload in {"combined", "importance"}
         return needs_it and not getattr(self.binding.vocabulary, "reads_attention", True)
 
     @property
     def max_ahead(self) -> int:
-        """Drafts per round that are sent before the verdict that they assume."""
+        """How many drafts per round are sent before the verdict that they assume."""
         return min(self.options.tuning.max_ahead, self.binding.facts.max_ahead) if self.estimates.is_lossless else 0
 
     def _pays(self) -> bool:
-        """Return True if speculation is predicted to beat the race, or after 20 raced answers, to measure again."""
+        """Return True if speculation is predicted to be faster than the race, or after 20 raced answers, so that it is measured again."""
         self._raced += 1
         if any(map(_is_faster, self._candidates())) or self._raced > _RETRY_AFTER:
             self._raced = 0
@@ -275,7 +275,7 @@ class SpeculationPlanner(Planner):
     # Estimates
 
     def _candidates(self) -> list[SpeculationEstimates]:
-        """Return the estimates at each verifier that the next answer may go to."""
+        """Return the estimates for each verifier that the next answer may go to."""
         verifier = self.binding.verifier
         found = (
             [self.estimates_at(each.verifier) for each in verifier.members if not each.problem]
@@ -291,13 +291,13 @@ class SpeculationPlanner(Planner):
         return estimates
 
     def expect(self, estimates: SpeculationEstimates, verifier: Verifier) -> None:
-        """Set the cost of a verifier's rounds and the distance to it, as measured by probes."""
+        """Set the cost of a verifier's rounds and the round-trip time to it, as measured by probes."""
         if self.options.tuning.prior is None and verifier.rtt is not None:
             estimates.expect_rtt(verifier.rtt)
         estimates.expect_row_costs(None if verifier.facts is None else verifier.facts.row_costs)
 
     def _token_energy(self, asked: AskedAnswer) -> float:
-        """Return the seconds that the energy of a drafted token is worth; 0 if energy doesn't count."""
+        """Return how many seconds the energy of a drafted token is worth; 0 if energy doesn't count."""
         if self._worth is None or self.options.is_lookup:
             return 0.0
         joules, rate = asked.settings.planner.costs()(self.binding.device, 0, 1, 0).device_joules, self._worth.read(now=monotonic())
@@ -315,7 +315,7 @@ class SpeculationPlanner(Planner):
             self.binding.record_problem(f"{self.binding.verifier.name}: {problem}")
 
     def absence(self, driver: SpeculationDriver) -> str:
-        """Return how long an answer waited for a missing verifier, as a clause, or "" if not longer than the patience."""
+        """Return how long an answer waited for a missing verifier, as a clause, or "" if it waited no longer than the patience."""
         patience = min(self.options.patience, self.options.last_patience)
         if driver.unconnected < patience:
             return ""
@@ -341,7 +341,7 @@ class SpeculationPlanner(Planner):
 
 
 class PreparedSpeculation(Prepared[SpeculationDriver]):
-    """A speculated answer before its start. The device is already reading its prompt.
+    """A speculated answer that is ready to start. The device is already reading its prompt.
 
     Args:
         asked: the request for the answer.
@@ -350,7 +350,7 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
         drafter: drafts on the device.
         events: the drafter's events.
         rule: the verifier's acceptance rule.
-        asked_at: when the drafter began to read the prompt, seconds on the loop's clock.
+        asked_at: when the drafter began to read the prompt, in seconds on the loop's clock.
     """
 
     def __init__(
@@ -400,7 +400,7 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
         return driver
 
     def note(self, driver: SpeculationDriver) -> None:
-        """Add whatever wasn't served as asked to the answer's notes."""
+        """Add a note on everything that wasn't served as asked."""
         degradations, notes = self.asked.settings.degradations, self.asked.notes
         note_speculation(degradations, notes, driver, driver.report(), absence=self._planner.absence(driver))
 
@@ -429,11 +429,11 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
         return "" if self.asked.shows_drafts else "chunks can't be taken back"
 
     def _make_driver(self, record: Callable[[SpeculationDriver], None], observed: ObservedAnswer) -> SpeculationDriver:
-        """Return the answer's driver, not yet started.
+        """Return the answer's driver without starting it.
 
         Args:
             record: called when all work has ended.
-            observed: follows the answer.
+            observed: the observers' records of the answer.
         """
         asked, planner, binding, limits = self.asked, self._planner, self._planner.binding, self.asked.settings.limits
         vocabulary, verifier = binding.vocabulary, binding.assign()
@@ -555,7 +555,7 @@ def _between(device: float | None, server: float | None, share: float) -> float 
 
 
 def _is_faster(estimates: SpeculationEstimates) -> bool:
-    """Return True if speculation is predicted to beat the race."""
+    """Return True if speculation is predicted to be faster than the race."""
     rates = predict_rates(estimates.conditions())
     return rates.speculative > (rates.remote if estimates.is_lossless else min(estimates.switch.min_rate, rates.device))
 

@@ -16,7 +16,7 @@ from streamco.events import StreamEnded, TokensReceived
 __all__ = ["OpenRemoteStream", "RemoteStreamReader", "RemoteStreamEvent", "RemoteStreamPart"]
 
 OpenRemoteStream = Callable[[tuple[int, ...], int | None], EndpointStream]
-"""Opens a plain stream after these tokens of the answer; the second argument is its maximum number of tokens, or None."""
+"""Opens a plain stream that continues after the given tokens of the answer, up to a maximum number of new tokens, or None for no limit."""
 
 RemoteStreamEvent = RemoteTokensReceived | RemoteEnded | RemoteFailed
 
@@ -25,11 +25,11 @@ class RemoteStreamPart(Struct, kw_only=True):
     """The tokens of one remote stream.
 
     Args:
-        opened: time of the start, seconds on the driver's clock.
-        read: tokens of the prompt and of the answer before this stream.
+        opened: when it started, in seconds on the driver's clock.
+        read: number of tokens in the prompt and in the answer before this stream.
         cached: how many of the ``read`` tokens the server had in its cache.
-        made: tokens that the stream generated.
-        is_estimated: True if the server hasn't reported its usage, or reported zero although tokens came.
+        made: number of tokens that the stream generated.
+        is_estimated: True if the server hasn't reported its usage, or has reported zero although tokens arrived.
     """
 
     opened: float
@@ -45,7 +45,7 @@ class RemoteStreamReader:
     Args:
         open_stream: opens a remote stream, or None if there is no server for it.
         name: the endpoint's name, for errors.
-        prompt_tokens: tokens of the prompt.
+        prompt_tokens: number of tokens in the prompt.
         vocabulary_size: number of token ids that the server may use; None allows any id.
         emit: called with events, never from inside ``begin``.
         spawn: starts a task, which the driver awaits.

@@ -34,12 +34,12 @@ __all__ = [
 
 
 class _VerifierCounts(Struct, frozen=True, kw_only=True):
-    """An answer's counts up to the time it left a verifier, or until now, including earlier verifiers.
+    """An answer's counts up to the time when it left a verifier, or up to now, including earlier verifiers.
 
     Args:
         remote: the verifier's remote endpoint, which has its prices.
         verified: tokens computed for verdicts.
-        given: committed tokens that rounds sent for reading.
+        given: committed tokens that rounds sent only for the verifier to read.
         has_read: True if one of the verifiers has read the prompt.
         read_again: tokens that were read again because the answer had moved.
         streams: remote streams that were opened.
@@ -67,14 +67,14 @@ class SpeculationProgress(Struct, frozen=True, kw_only=True):
 
     Args:
         report: the machine's own figures.
-        meter: has measured what the reader received.
+        meter: measures the text that the reader gets.
         streams: the tokens that the remote streams read and generated, in order.
         bytes_up, bytes_down: bytes sent to the verifiers and received from them.
         began, finished: when the answer began and ended for its reader; ``finished`` is None until then.
         first: when the first token reached the reader; None until then.
-        finish_reason: "stop" or "length"; None if not finished, or failed.
+        finish_reason: "stop" or "length"; None if the answer hasn't finished, or has failed.
         dropped: tokens that were held for the pace when the reader left.
-        error: the error that it ended with, or None.
+        error: the error that the answer ended with, or None.
         was_left: True if the reader left before the end.
         is_final: True if the answer and all its work have ended.
     """
@@ -98,13 +98,13 @@ class SpeculationRecord(Struct, kw_only=True):
     """The data that the report of a speculated answer needs besides the answer's progress.
 
     Args:
-        prompt_tokens: tokens of the prompt.
+        prompt_tokens: number of tokens in the prompt.
         rule: the verifier's acceptance rule.
         is_exact: True if this verifier applies the rule exactly.
         is_lookup: True if drafts are looked up, which takes no energy and reads no prompt.
         device: the endpoint that drafts.
         verifier: the verifier of the drafts.
-        server: the server that has the prices if the verifier has none, or None.
+        server: the server whose prices apply if the verifier has none, or None.
         cost: returns the cost of tokens at an endpoint.
         budget: share of the drafts to be verified, 0 to 1.
         share: this client's actual share so far, or None if nothing has been drafted.
@@ -253,7 +253,7 @@ def _verifier_part(progress: SpeculationProgress, record: SpeculationRecord) -> 
 
 
 def _verifier_works(progress: SpeculationProgress, record: SpeculationRecord) -> list[_VerifierWork]:
-    """Return the work of each verifier that the answer used, in order. A remote stream counts where it was opened."""
+    """Return the work of each verifier that the answer used, in order. A remote stream counts for the verifier where it was opened."""
     report, parts = progress.report, progress.streams
     was_asked = progress.bytes_up > 0 or report.rounds > 0
     unread = max(0, report.device - report.given)
@@ -278,7 +278,7 @@ def _verifier_works(progress: SpeculationProgress, record: SpeculationRecord) ->
 
 
 def _cost_of(works: Sequence[_VerifierWork], record: SpeculationRecord) -> tuple[float | None, float | None]:
-    """Return the money and the unified cost of the verifiers' work, each at its own prices; None if not known."""
+    """Return the money and the unified cost of the verifiers' work, each at its own prices; None if a price isn't known."""
     costs = []
     for work in [work for work in works if work.read or work.computed] or works[-1:]:
         priced = priced_endpoint(work.remote, record.server)
@@ -306,9 +306,9 @@ def _read_again(verifier: Verifier) -> int:
 
 
 def _waste(progress: SpeculationProgress) -> tuple[int, int]:
-    """Return (device, server) tokens that were generated and never delivered.
+    """Return how many tokens the device and the server generated that were never delivered.
 
-    Tokens still held when the reader left count for the device, up to the number that it drafted, and then for the server.
+    Tokens that were still held when the reader left count for the device, up to the number that it drafted, and then for the server.
     """
     report = progress.report
     wasted = max(0, report.wasted) + progress.dropped
@@ -318,12 +318,12 @@ def _waste(progress: SpeculationProgress) -> tuple[int, int]:
 
 
 def _cached(parts: Sequence[RemoteStreamPart], *, was_asked: bool, unread: int) -> int:
-    """Return how many of the tokens read by remote streams were cached: as the server reports, or else all it had seen before.
+    """Return how many of the tokens read by remote streams were cached: as many as the server reports, or else all it had seen before.
 
     Args:
         parts: the remote streams.
         was_asked: True if the verifier was asked for verdicts.
-        unread: tokens of the answer that the device committed and the server never received.
+        unread: tokens of the answer that the device committed but the server never received.
     """
     cached, is_known = 0, was_asked
     for part in parts:
@@ -336,7 +336,7 @@ def _cached(parts: Sequence[RemoteStreamPart], *, was_asked: bool, unread: int) 
 
 
 def priced_endpoint(remote: Endpoint | None, server: Endpoint | None) -> Endpoint | None:
-    """Return the endpoint that prices the verifier's tokens: the verifier's own if it has prices, or else the server."""
+    """Return the endpoint whose prices apply to the verifier's tokens: the verifier's own if it has prices, or else the server."""
     return remote if remote is not None and remote.prices.completion is not None else server or remote
 
 

@@ -1,4 +1,4 @@
-"""Binds a verifier to a client's device: finds it, probes whether the two fit, and probes again after a failure."""
+"""Binds a verifier to a client's device: finds it, probes it to see whether the two fit, and probes it again after a failure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["VerifierBinding", "VerifierSetting", "drafting_engine_options", "reserve_places"]
 
 VerifierSetting = str | Verifier | Sequence[str | Verifier] | None
-"""A verifier or its URL, or several with one model, over which answers are spread (``VerifierPool``); None: the first server."""
+"""A verifier or its URL, or several that have the same model and share the answers (``VerifierPool``); None means the first server."""
 
 _log = logging.getLogger("streamco")
 
@@ -41,7 +41,7 @@ _PROBE_AGAIN = 30.0  # seconds after which an unusable verifier is probed again
 def drafting_engine_options(
     options: EngineOptions, budget: float, sequences: int = HELD_SEQUENCES, *, offload: OffloadRule = "combined"
 ) -> EngineOptions:
-    """Return an engine's options with what drafting needs.
+    """Return an engine's options with the changes that drafting needs.
 
     Args:
         options: the engine's options.
@@ -57,10 +57,10 @@ def reserve_places(device: Endpoint | None, budget: float, *, offload: OffloadRu
     """Reserve sequences for drafts when a device's model is loaded, unless its options already do. A loaded model stays as it is.
 
     Args:
-        device: the endpoint; does nothing unless it is a ``DeviceEndpoint``, because others can't draft.
+        device: the endpoint; nothing is reserved unless it is a ``DeviceEndpoint``, because others can't draft.
         budget: share of the drafted tokens that are verified, 0..1.
         offload: filters that choose the drafts to verify.
-        branches: branches of a draft; if there are more than usual, the device gets more sequences.
+        branches: maximum number of a draft's branches; if it is higher than usual, the device gets more sequences.
     """
 
     def with_places(options: EngineOptions) -> EngineOptions:
@@ -100,7 +100,7 @@ class VerifierBinding:
     Args:
         setting: the verifier as given to ``Speculate``.
         device: the endpoint that drafts, or None.
-        is_lookup: True if drafts are looked up, in the verifier's vocabulary, so that the device needn't draft.
+        is_lookup: True if drafts are looked up, in the verifier's vocabulary, so that the device doesn't have to draft.
         servers: the servers, the first of which may be a verifier.
         may_warn: True to log problems as warnings, each once.
 
@@ -234,7 +234,7 @@ class VerifierBinding:
             _log.warning("answers are not speculated: %s", problem)
 
     async def _find(self) -> str:
-        """Find and probe the verifier; return the problem, or ""."""
+        """Find and probe the verifier; return the problem, or "" if there is none."""
         if not self._is_lookup and (problem := self._why_no_device()):
             return problem
         if self.verifier is None:
@@ -302,7 +302,7 @@ async def _find_at_server(server: OpenAIEndpoint) -> Verifier | None:
     """Return the verifier at a server's address, or None if the server can't verify.
 
     Raises:
-        EndpointError: it doesn't reply.
+        EndpointError: the server doesn't reply.
     """
     from streamco.endpoints.verifiers.discovery import find_verifier
 

@@ -1,1 +1,1 @@
-"""Answers of a model whose ends run on the device and whose middle runs on servers (HAT)."""
+"""Answers of a split model, whose first layers and head run on the device and whose middle layers run on servers (HAT)."""

@@ -1,7 +1,7 @@
-"""Runs one answer of a split model for its reader: the model's machine on one side, a queue of deliveries on the other.
+"""Runs one answer of a split model: it reads the model's stream and puts deliveries into a queue for the reader.
 
-With a pace, a task reads the model's stream, and a timer releases what is due. Without one, the reader's own task reads the stream once the
-first token has arrived. So a reader that pauses slows the model down, because the engine's ring fills up.
+With a pace, a task reads the model's stream, and a timer releases the tokens that are due. Without one, the reader's own task reads the
+stream once the first token has arrived. So a reader that pauses slows the model down, because the engine's ring fills up.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ __all__ = ["SplitAnswerDriver"]
 
 
 class SplitAnswerDriver(SplitDriver):
-    """One answer of a split model, with its reader. Implements ``AnswerDriver``.
+    """The ``AnswerDriver`` of a split model: it makes one answer and delivers it to the reader.
 
     Args:
-        endpoint: the model, started.
+        endpoint: the model, which must have started.
         request: the request to it.
         facts: what is known about the prompt.
-        pace: how fast the reader gets text: a number of tokens per second; "smooth" to send it evenly, at the rate at which it arrives;
+        pace: how fast the reader gets text: a number of tokens per second, "smooth" to spread it evenly at the rate at which it arrives, or
             None to send it as soon as it arrives.
-        reader_rate: tokens per second of the virtual reader that quality is measured with; None uses the pace or the reading speed.
+        reader_rate: reading speed, in tokens per second, of the virtual reader that is used to measure quality; None uses the pace if it
+            is a number, or else the usual reading speed.
         max_held: number of tokens that may be held for the pace or wait for the reader; above it, reading from the model stops.
         on_over: called once when the answer and all its work have ended.
         on_open: returns the request that is actually sent to the endpoint; None sends it unchanged.
-        write_line: writes a log line about the model's work: its start, its end, a failure, a cancel; None if there is no log.
+        write_line: writes a line to the log when the model starts, ends, fails or is cancelled; None if there is no log.
         clock: a monotonic clock in seconds; None uses the system's, or the loop's if the loop doesn't use the system's (virtual time).
         log: records every step of the machine, for replay; None records nothing.
 
@@ -54,7 +55,7 @@ class SplitAnswerDriver(SplitDriver):
         progress: how far the answer has come.
 
     Raises:
-        EngineError: the endpoint isn't started.
+        EngineError: the endpoint hasn't started.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class SplitAnswerDriver(SplitDriver):
 
     @property
     def has_changed_hands(self) -> bool:
-        """Always False: one model makes the whole answer, whichever servers run its middle."""
+        """Always False, because one model makes the whole answer, whichever servers run its middle layers."""
         return False
 
     async def next_batch(self, relay: Relay | None = None) -> Batch | None:
@@ -125,7 +126,7 @@ class SplitAnswerDriver(SplitDriver):
         return self._queue.take()
 
     async def peek(self) -> None:
-        """Wait until there is a delivery or an end, without taking it; see ``DeliveryQueue.peek``."""
+        """Wait until there is a delivery or the answer has ended, without taking anything; see ``DeliveryQueue.peek``."""
         await self._read()
         if not self._queue.batches:
             self._queue.check_end()
@@ -144,7 +145,7 @@ class SplitAnswerDriver(SplitDriver):
         self._end_if_idle()
 
     async def _read(self) -> None:
-        """Wait until the queue has a delivery or the end, and read the stream meanwhile if no task does."""
+        """Wait until the queue has a delivery or the answer has ended, and read the stream meanwhile if no task does."""
         queue = self._queue
         queue.begin_reading()
         try:
@@ -166,7 +167,7 @@ class SplitAnswerDriver(SplitDriver):
     # Figures
 
     def report(self) -> Report:
-        """Return the answer's figures so far; final (and cached) when ``is_over``."""
+        """Return the report on the answer so far; final (and cached) once ``is_over`` is True."""
         if self._final is not None:
             return self._final
         is_final = self._is_over and self.progress.finished is not None
@@ -247,7 +248,7 @@ class SplitAnswerDriver(SplitDriver):
             self._early += event.chunks
 
     def _fail(self, error: Exception) -> None:
-        """End the answer with an error: the model's, one in the caller's request, or a defect."""
+        """End the answer with an error: a failure of the model, a mistake in the caller's request, or a defect."""
         name, now, stream = self.endpoint.name, self._clock(), self._stream
         self._stop_reading(now)
         self.end()
@@ -265,7 +266,7 @@ class SplitAnswerDriver(SplitDriver):
         self._finish_with(failure, now)
 
     def _finish_with(self, error: StreamcoError, now: float) -> None:
-        """Deliver what is held, then the error."""
+        """Deliver all tokens that are held, and then the error."""
         self._deliver(self._delivery.flush(now=now), now)
         self.progress.error, self.progress.finished = error, now
         self._queue.finish(error)
@@ -332,7 +333,7 @@ class SplitAnswerDriver(SplitDriver):
 
     @property
     def _held(self) -> int:
-        """Number of tokens that have arrived and that the reader hasn't finished with."""
+        """Number of tokens that have arrived but that the reader hasn't finished with."""
         return self._queue.unread + self._queue.in_hand + self._delivery.buffered
 
     def _resume_if_read(self) -> None:

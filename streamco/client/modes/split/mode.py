@@ -1,4 +1,4 @@
-"""The settings of the mode in which a model's ends run on the device and its middle on servers (HAT; docs/split.md)."""
+"""The settings of the mode in which a model's first layers and head run on the device and the rest on servers (HAT; docs/split.md)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Split"]
 
 
 class Split:
-    """One model makes all answers: its first layers and its head run on this machine, and its middle on servers (docs/split.md).
+    """One model makes all answers: its first layers and its head run on this machine, its middle layers on servers (docs/split.md).
 
     Args:
         parts: common prefix of the device's files ("parts/NAME", as ``streamco split`` writes them), or a ``SplitEndpoint``, which has
@@ -24,7 +24,7 @@ class Split:
         server: URL of a ``streamco serve --middle``, or several: if one is lost, the next one takes over. None if ``parts`` is an endpoint.
 
     Raises:
-        ConfigError: one of the two is missing or has the wrong type.
+        ConfigError: one of the arguments is missing or has the wrong type.
     """
 
     name: ClassVar[str] = "split"

@@ -11,9 +11,9 @@ __all__ = ["note_split"]
 
 
 def note_split(degradations: Degradations, notes: list[str], driver: SplitAnswerDriver) -> None:
-    """Record a format that may change tokens and, when the answer is over, that the model has failed or has worked.
+    """Record a format that may change tokens and, when the answer is over, whether the model has failed or worked.
 
-    The caller already has the error.
+    A failure isn't added to the answer's notes, because the caller gets the error.
     """
     progress, name = driver.progress, driver.endpoint.name
     note_inexact(degradations, notes, name, driver.endpoint.figures_of(driver.tally, driver.made))

@@ -1,4 +1,4 @@
-"""Plans the answers of a split model: whether it can make one, and what the answer will lack."""
+"""Plans the answers of a split model: whether it can make one, and how the answer will differ from what was asked."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class _Starts:
 
 
 class SplitPlanner(ClientPlanner):
-    """Plans the answers of one client's split model. There is nothing to learn from them, because no other endpoint could make them.
+    """Plans the answers of one client's split model. It learns only their times, by which ``Auto`` compares the model with other ways.
 
     Args:
         endpoint: the model.
@@ -113,7 +113,7 @@ class SplitPlanner(ClientPlanner):
 
     @property
     def account(self) -> object:
-        """The account of what is spent and learned under a budget."""
+        """The account that tracks what is spent and learned under a budget."""
         return self._endpoint
 
     @property
@@ -123,12 +123,12 @@ class SplitPlanner(ClientPlanner):
 
     @property
     def reader_rate(self) -> float:
-        """Tokens per second of the virtual reader."""
+        """Reading speed of the virtual reader; see ``ClientPlanner``."""
         return READING
 
     @property
     def problem(self) -> str:
-        """Why the model can't make an answer next to other modes, or "" if it can."""
+        """Why the model can't make answers as one of several modes, or "" if it can."""
         return "" if self._starts is None else self._starts.problem
 
     async def start(self) -> None:
@@ -137,7 +137,7 @@ class SplitPlanner(ClientPlanner):
             await self._starts.start()
 
     async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> PreparedSplit:
-        """Return the answer, ready to start."""
+        """Prepare an answer and return it."""
         return PreparedSplit(asked, self._endpoint, await asked.describe())
 
     async def forecast(self, asked: AskedAnswer, weights: Weights) -> list[PlannedWay]:
@@ -184,7 +184,7 @@ class SplitPlanner(ClientPlanner):
 
 
 class PreparedSplit(Prepared[SplitAnswerDriver]):
-    """A split model's answer before its start.
+    """A split model's answer that is ready to start.
 
     Args:
         asked: the request for the answer.
@@ -228,14 +228,14 @@ class PreparedSplit(Prepared[SplitAnswerDriver]):
         return driver
 
     def note(self, driver: SplitAnswerDriver) -> None:
-        """Add whatever wasn't served as asked to the answer's notes."""
+        """Add a note on everything that wasn't served as asked."""
         note_split(self.asked.settings.degradations, self.asked.notes, driver)
 
     def _check(self) -> None:
-        """Check that the model can make the answer, and note what the answer will lack.
+        """Check that the model can make the answer, and note in what ways it won't be served as asked.
 
         Raises:
-            ConfigError: it can't make it.
+            ConfigError: the model can't make the answer.
             DegradedError: the client's rule is "raise".
             EngineError: the model isn't loaded.
         """

@@ -41,15 +41,15 @@ class SplitProgress(Struct, kw_only=True):
     """How far an answer has come, as its driver records it. Times of the model's work are in seconds since the answer began.
 
     Args:
-        began, finished: when the answer began and ended for its reader, seconds on the driver's clock; ``finished`` is None until then.
+        began, finished: when the answer began and ended for its reader (None if it hasn't), in seconds on the driver's clock.
         has_won: True if some of the answer has reached the reader, or an answer without content has ended.
-        first_token, stopped: when the model's first token came, and when its work ended; None until then.
-        made: tokens that came from the model.
-        late: how many of them came after the reader had left.
+        first_token, stopped: when the model's first token arrived, and when its work ended; None until then.
+        made: number of tokens that the model has generated.
+        late: how many of them arrived after the reader had left.
         dropped: tokens that were held for the pace when the reader left.
-        finish_reason: "stop" or "length"; None if it hasn't ended, or not properly.
-        usage: the model's own counts, which come at its end.
-        error: the error that it ended with, or None.
+        finish_reason: "stop" or "length"; None unless the model has finished the answer.
+        usage: the model's own counts, which arrive at the end; None until then.
+        error: the error that the answer ended with, or None.
         was_left: True if the reader left before the end.
         confidence: records how sure the model was of its tokens.
     """
@@ -76,11 +76,11 @@ def split_report(
 
     Args:
         progress: how far it has come.
-        meter: has measured what the reader received.
+        meter: measures the text that the reader gets.
         facts: what was known before it began.
         endpoint: the model.
         figures: figures on the data sent to the servers and back.
-        now: seconds on the driver's clock.
+        now: the current time, in seconds on the driver's clock.
         is_final: True if the answer and all its work have ended.
     """
     cost = split_cost(progress, meter, facts, endpoint)
@@ -109,7 +109,7 @@ def split_report(
 
 
 def dispatch_report(facts: PromptFacts, endpoint: SplitEndpoint, figures: SplitFigures) -> DispatchReport:
-    """Return who makes the answer; the arguments are the same as for ``split_report``."""
+    """Return the dispatch report, which says who makes the answer; the arguments are the same as for ``split_report``."""
     return DispatchReport(
         policy="split",
         constraint=None,
@@ -204,7 +204,7 @@ def _unread(progress: SplitProgress, meter: Meter, made: int) -> int:
 
 
 def split_endpoint_cost(endpoint: SplitEndpoint, prompt: int, completion: int, cached: int) -> RequestCost:
-    """Return the device's energy for tokens and its cost; the servers' work has no price."""
+    """Return the energy that the device uses for tokens, and its cost; the servers' work has no price."""
     engine = endpoint.engine
     costs = None
     if engine is not None:
