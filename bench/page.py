@@ -22,7 +22,7 @@ __all__ = ["PAGE", "QUESTIONS", "Question", "main", "render"]
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 
-How fast is streamco, and compared with what? Each section has a question, an answer and a table, the losing rows too; lower is better unless the table says otherwise. `python -m bench NAME` measures again, and `python -m bench.page NAME` prints all rows of a run in [bench/results](../bench/results). The machines have two shared, noisy cores, so ratios hold better than figures. The papers' own measurements are repeated in [DSD](research/dsd.md), [DiSCo](research/disco.md), [Synera](research/synera.md), [HAT](research/hat.md) and [quality](research/quality.md).
+How fast is streamco, and compared with what? Each section has a question, an answer and a table, which includes the rows that streamco loses. Lower is better unless the table says otherwise. `python -m bench NAME` repeats a measurement, and `python -m bench.page NAME` prints all rows of a run in [bench/results](../bench/results). The machines have two shared, noisy cores, so trust ratios more than absolute figures. We repeat the papers' own measurements in [DSD](research/dsd.md), [DiSCo](research/disco.md), [Synera](research/synera.md), [HAT](research/hat.md) and [quality](research/quality.md).
 """
 
 
@@ -72,8 +72,8 @@ def first_word() -> Question:
     ]
     return Question(
         "How soon is the first word of a new program?",
-        "From the start of the process: the interpreter, the imports, a client, a question, the first piece of the answer. The server answers at once; "
-        "the model is the packaged one, whose file the system has in memory.",
+        "The time runs from the start of the process, through the interpreter, the imports, a client and a question, to the first piece of the answer. The "
+        "server answers at once. The model is the packaged one, whose file is already in memory.",
         ("first",),
         ("", "", "first word", "processor time"),
         rows,
@@ -90,8 +90,8 @@ def streamed_event() -> Question:
     openai = [shares[case]["openai-python"] for case in cases]
     return Question(
         "What does a streamed event cost the client?",
-        f"CPU time from the socket to the fields that a caller reads: openai-python takes {openai[0]}, {openai[1]} and {openai[2]} times as much. A loop "
-        "written by hand over aiohttp and msgspec is a little cheaper: an answer has a plan and a report.",
+        f"This is the CPU time from the socket to the fields that a caller reads; openai-python takes {openai[0]}, {openai[1]} and {openai[2]} times as much. A "
+        "loop written by hand over aiohttp and msgspec is a little cheaper, because it makes no plan and no report.",
         ("stream",),
         ("", "in bulk", "100 streams at once", "one event a wake-up"),
         rows,
@@ -106,7 +106,7 @@ def observers() -> Question:
     rows += [[who, *(f"{shares[case][who]} x" for case in cases)] for who in ("metrics", "metrics and spans")]
     return Question(
         "What do metrics and traces cost?",
-        f"CPU an event of answers that come as fast as the socket gives them. With metrics an event of 200 takes {figure(run.value(cases[1], cpu, 'metrics') - run.value(cases[1], cpu, 'no observer'))} us more; events of real answers, with a wake-up each, take {figure(load('stream').value('one event a wake-up', 'CPU an event [us]'))} us (`stream`).",
+        f"This is the CPU time per event, for answers that arrive as fast as the socket delivers them. With metrics, an event in an answer of 200 takes {figure(run.value(cases[1], cpu, 'metrics') - run.value(cases[1], cpu, 'no observer'))} us more. The events of real answers, which each cause a wake-up, take {figure(load('stream').value('one event a wake-up', 'CPU an event [us]'))} us (`stream`).",
         ("observing",),
         ("", "20 events", "200 events", "1,000 events"),
         rows,
@@ -123,8 +123,8 @@ def pace() -> Question:
     cost = figure(run.value("asyncio, 10,000 streams, 1 token/s each", "processor time [us a token]", "loop timer"))
     return Question(
         "How even is a pace?",
-        "How late the slowest token in a hundred is, in milliseconds. No token is early. The event loop's own timers release the tokens; "
-        f"with ten thousand streams that costs {cost} us of processor time a token.",
+        "The table says how many milliseconds late the slowest token in a hundred is. No token is early. The event loop's own timers release the tokens; "
+        f"with ten thousand streams that costs {cost} us of processor time per token.",
         ("pacing",),
         ("ms late", *(f"{rate} tokens/s" for rate in rates)),
         rows,
@@ -149,9 +149,9 @@ def proxy() -> Question:
     ]
     return Question(
         "What does the proxy add, and how many streams does a core carry?",
-        f"Compared with a bare relay that only passes bytes on, and with litellm's proxy. An event takes {over[0]} times the relay's processor time with a hundred "
-        f"streams at once, and {over[1]} times with a thousand. A core carries {share[0] / share[1]:.1f} times litellm's streams: streams a core are those of 20 "
-        "events a second and answers of 200 events, by the processor time of events and answers with a thousand streams at once.",
+        f"We compare it with a bare relay that only passes bytes on, and with litellm's proxy. An event takes {over[0]} times the relay's processor time with a hundred "
+        f"streams at once, and {over[1]} times with a thousand. A core carries {share[0] / share[1]:.1f} times as many streams as with litellm. The streams per core "
+        "are calculated for 20 events a second and answers of 200 events, from the processor time of events and answers with a thousand streams at once.",
         ("proxy",),
         ("", "added to the first token", "an event, 1 stream", "100 streams", "1,000 streams", "streams a core", "broken of 10,000"),
         rows,
@@ -168,8 +168,8 @@ def failures() -> Question:
     ]
     return Question(
         "What happens when the network fails?",
-        "A thousand answers under random faults; the second server is struck, too, one time in five. streamco hands an answer over or says that it "
-        f"failed. openai-python with its retries gives {cells[3][1]} answers that look whole and aren't.",
+        "We asked for a thousand answers under random faults, which strike the second server, too, one time in five. streamco hands an answer over, or "
+        f"says that it failed. openai-python with its retries returns {cells[3][1]} answers that look whole and aren't.",
         ("failover",),
         ("", "streamco, two servers", "openai-python, one server"),
         [[what, *both] for what, both in zip(metrics, cells, strict=True)],
@@ -191,8 +191,8 @@ def losses() -> Question:
         rows.append([f"speculated answers, {pair}", figure(exact.value(case, "answers")), figure(exact.value(case, "answers that differ"))])
     return Question(
         "Is a token lost or changed?",
-        "Answers that were handed over, or drafted and verified, against the same model's uninterrupted answer, token for token. Out of exact mode batches "
-        "of other shapes round differently, and a text may part where two tokens are nearly equal.",
+        "We compare answers that were handed over, or drafted and verified, with the same model's uninterrupted answer, token for token. Outside exact mode, "
+        "batches of different shapes round differently, and the texts may diverge where two tokens are nearly equal.",
         ("migration", "lossless"),
         ("", "number", "other than the uninterrupted answer"),
         rows,
@@ -208,7 +208,7 @@ def bytes_of_a_move() -> Question:
     packed = load("tokenpack").value("5000 Alpaca texts", "size of all, UTF-8 = 100 [%]")
     return Question(
         "How many bytes does a hand-over take?",
-        f"Packed token ids are {100 - packed:.1f} % smaller than the text (the paper: 54.4 %); on the wire, with HTTP around them, this is left of the text's bytes.",
+        f"Packed token ids are {100 - packed:.1f} % smaller than the text (the paper: 54.4 %). On the wire, with HTTP around them, they take this share of the text's bytes.",
         ("hand_over_bytes", "tokenpack"),
         ("share of text's bytes", *(f"{size} tokens" for size in sizes)),
         rows,
@@ -236,9 +236,9 @@ def savings() -> Question:
     settings = sum(int(what.split()[1]) for what in counts)
     return Question(
         "What do planned hand-overs save?",
-        f"Cost of whole answers with and without them, in {settings:,} settings of 29 services, 3 phones and 11 budgets, in virtual time, money and energy "
-        f"together (DiSCo, Figure 7: up to 83.6 and 72.7 %), if every service could continue an answer and any model were good enough. The default client "
-        f"saves less, because few providers can, and no answer moves to a weaker model by itself ([by service](research/disco.md#cost-figure-7)). "
+        f"The table has the share of the cost of whole answers that they save, in {settings:,} settings of 29 services, 3 phones and 11 budgets, in virtual time, money and "
+        f"energy together (DiSCo, Figure 7: up to 83.6 and 72.7 %). It assumes that every service can continue an answer and that any model is good enough. The default "
+        f"client saves less, because few providers can, and no answer moves to a weaker model by itself ([by service](research/disco.md#cost-figure-7)). "
         f"Best: {names[0]}; {names[1]}.",
         ("cost",),
         ("higher is better", "median service", "best setting", "worst setting"),
@@ -256,8 +256,8 @@ def real_pair() -> Question:
             rows.append([f"{text}, {label}", f"**{times[0]}**", times[1], times[2], f"{run.value(case, rate, 'stream'):.1f} tokens/s"])
     return Question(
         "Is speculation faster on one small machine?",
-        "Qwen2.5-Coder 0.5B drafts, 1.5B verifies, one core each; tokens a second over the same server's plain stream. On code it pays, on prose it "
-        "doesn't.",
+        "It pays on code, but not on prose. Qwen2.5-Coder 0.5B drafts and 1.5B verifies, on one core each. The table has the tokens a second relative to the "
+        "same server's plain stream.",
         ("pair",),
         ("higher is better", "streamco", "drafts alone", "bound", "the stream"),
         rows,
@@ -274,7 +274,8 @@ def large_server() -> Question:
             rows.append([f"{text}, round trip {rtt} ms", f"**{times[0]}**", times[1], times[2]])
     return Question(
         "And before a 70B model?",
-        "The same pair's recorded tokens with the step times of Llama-2-70B on two A100 imposed on the server; real client, server and protocol.",
+        "We replayed the same pair's recorded tokens, and slowed the server down to the step times of Llama-2-70B on two A100. Client, server and protocol are "
+        "real.",
         ("imposed",),
         ("higher is better, over the stream", "streamco", "chains, no trees", "always drafts"),
         rows,
@@ -294,8 +295,8 @@ def load_of_drafts() -> Question:
         )
     return Question(
         "How long do verdicts take as devices are added?",
-        "The 95th percentile, over a link of 60 ms, with the step times of Llama-2-70B on four A100 imposed. Past the server's limit new sessions get "
-        '"overloaded, retry after": devices wait for a place, and verdicts with 128 devices take '
+        "The table has the 95th percentile, over a link of 60 ms, with a server slowed down to the step times of Llama-2-70B on four A100. Past its limit the server "
+        'refuses new sessions with "overloaded, retry after". Devices then wait for a place, and verdicts with 128 devices take '
         f"{min(growth):.2f} to {max(growth):.2f} times as long as with 32.",
         ("verifier",),
         ("share of drafts that is verified", *(who.replace("1 devices", "1 device") for who in few), "verdicts/s with 32 / 64 / 128"),
@@ -315,7 +316,7 @@ def split() -> Question:
         rows.append([f"between tokens, round trip {rtt} ms", f"**{share:.2f}**", "1 (no drafts)"])
     return Question(
         "What do chunks and drafts bring a split model?",
-        "Share of the time that the plain U-shape takes, with a 7B model's times imposed on the server (HAT: 0.59 and 0.61).",
+        "The figures are relative to the time that the plain U-shape takes, with a server slowed down to a 7B model's times (HAT: 0.59 and 0.61).",
         ("split_ttft", "split_live"),
         ("", "streamco", "without"),
         rows,
@@ -330,8 +331,8 @@ def simulator() -> Question:
     ]
     return Question(
         "Does the simulator say what the live system does?",
-        f"On loads, prompts and a draft model that it was not built with, {within_a_tenth(every)} figures are within a tenth. "
-        "The others are of a full server, where refusals make no two live runs alike.",
+        f"On loads, prompts and a draft model that we didn't use while building it, {within_a_tenth(every)} figures are within a tenth. "
+        "The others are from a full server, where refusals make every live run different.",
         ("fidelity_unseen", "fidelity"),
         ("", "within a tenth", "farthest off", "loads looked at while it was built: within a tenth"),
         rows,
@@ -364,7 +365,8 @@ def price_list() -> Question:
     errors = {who: row for (at, what, who), row in run.rows.items() if (at, what) == (case, "error of a batch's time [share]")}
     return Question(
         "Does the server know what a draft will cost it?",
-        "Error of the time that the price list of rows predicts for live batches of a 1.5B model on a CPU, where four rows cost twice one.",
+        "The table has the error of the time that the price list of rows predicts for live batches of a 1.5B model on a CPU, where four rows cost twice as much as "
+        "one.",
         ("row_costs",),
         ("", "median", "lowest", "highest"),
         [[who, f"{100 * row.median:.1f} %", f"{100 * row.min:.1f} %", f"{100 * row.max:.1f} %"] for who, row in errors.items()],

@@ -269,8 +269,8 @@ def page_with(page: str, text: str) -> str:
 TEXT = """## Under a load tool
 
 [GuideLLM](https://github.com/vllm-project/guidellm) {version}, a public load tool, asked a server directly and through the
-proxy, with its own clock and statistics. The server streams as a model does: 50 tokens, 20 ms apart, the first after 120 ms. The
-proxy has this server alone.
+proxy, with its own clock and statistics. The server streams as a model does: 50 tokens, 20 ms apart, the first after 120 ms. This
+server is the proxy's only endpoint.
 *{about}.*
 
 {table}
@@ -281,7 +281,7 @@ proxy has this server alone.
 - With 10 requests a second, they arrive at random, with the same seed in each run.
 - The tool, the server and the proxy share the cores. Errors are answers that failed, were refused or broke.
 
-The tool's own reports, without single requests, are in [bench/results](../bench/results/load_tool/guidellm-{version}).
+The tool's own reports, without the individual requests, are in [bench/results](../bench/results/load_tool/guidellm-{version}).
 To measure again, with the tool in an environment of its own:
 
 ```
@@ -289,7 +289,7 @@ $ python -m venv guidellm && guidellm/bin/pip install guidellm
 $ python -m bench load_tool --tool guidellm/bin/guidellm
 ```
 
-What an event costs, with up to a thousand streams and compared with other proxies, is in the [benchmarks](benchmarks.md).
+The [benchmarks](benchmarks.md) have the cost of an event, with up to a thousand streams and compared with other proxies.
 """
 
 if __name__ == "__main__":
