@@ -296,7 +296,8 @@ def split_ablation(run: Run) -> Iterator[str]:
         "SD, PC": ("0.59", "0.59"),
         "SD, PC, PD (HAT)": ("0.59", "0.50"),
     }
-    names = {"default": "lookups, confident, `parallel=0`", "default, parallel 3": "lookups, confident, `parallel=3`"}
+    fixed = {f"f32, parallel {count}": f'`states="f32"`, `parallel={count}`' for count in (0, 3)}
+    names = {"default": "**default** (both `auto`)"} | fixed
     rows = []
     for who in (*paper, "HAT, last row only", *names):
         cells = []

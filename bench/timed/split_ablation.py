@@ -8,7 +8,8 @@ text.
 
 ``SD``: drafts that end with the first token of less than 0.6 probability (equation 5); ``PC``: chunks of equation 3; ``PD``: drafts along
 the verdicts that may come, the paper's way. Without a mark on it all deep states of a prompt come down, as in the paper. ``default``: the
-settings that a user gets. A time between tokens is that of all answers together; least and most are those of single answers.
+settings that a user gets, which choose the format of states and the number of branches by what they measure; the two after it are fixed.
+A time between tokens is that of all answers together; least and most are those of single answers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from statistics import median
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from bench.report import Row, add_arguments, emit
@@ -35,6 +36,7 @@ from streamco.engines.llamacpp.model_parts import PartFiles, split_model
 from streamco.engines.split.drafts import DraftOptions
 from streamco.policies.chunking import Chunking
 from streamco.testing.link_proxy import LinkProxy
+from streamco.wire.tensors import StateFormat
 
 SD = DraftOptions(window="threshold", parallel=0, lookup=False)
 SD_PD = DraftOptions(window="threshold", parallel=3, branches="last", lookup=False)
@@ -47,6 +49,7 @@ class Device(NamedTuple):
     drafts: DraftOptions | None
     chunking: Chunking
     all_rows: bool = False
+    states: StateFormat | Literal["auto"] = "f32"
 
 
 BASE = "none (U-shape)"
@@ -58,8 +61,9 @@ CONTENDERS = {
     "SD, PC": Device(SD, "balanced", all_rows=True),
     "SD, PC, PD (HAT)": Device(SD_PD, "balanced", all_rows=True),
     "HAT, last row only": Device(SD_PD, "balanced"),
-    "default": Device(DraftOptions(parallel=0), "fastest"),  # as it was when the kept run was made
-    "default, parallel 3": Device(DraftOptions(parallel=3), "fastest"),
+    "default": Device(DraftOptions(), "fastest", states="auto"),
+    "f32, parallel 0": Device(DraftOptions(parallel=0), "fastest"),
+    "f32, parallel 3": Device(DraftOptions(parallel=3), "fastest"),
 }
 
 
@@ -83,7 +87,7 @@ async def measure(files: PartFiles, prompts: list[str], most: int) -> list[Row]:
         link = await stack.enter_async_context(LinkProxy(urlsplit(url).port or 0, rtt=RTT, mbps=UP_MBPS, down_mbps=DOWN_MBPS))
         clients = {}
         for name, device in CONTENDERS.items():
-            client = split_client(files, link.port, device.chunking, drafts=device.drafts, all_rows=device.all_rows)
+            client = split_client(files, link.port, device.chunking, drafts=device.drafts, states=device.states, all_rows=device.all_rows)
             clients[name] = await stack.enter_async_context(client)
             await ask(*clients[name], prompts[0], 8)  # the rate of the link is known after it
         answers: dict[str, list[Answer]] = {name: [] for name in clients}

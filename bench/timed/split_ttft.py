@@ -35,6 +35,7 @@ from streamco.engines.split.drafts import DraftOptions
 from streamco.policies.chunking import Chunking
 from streamco.testing.link_proxy import LinkProxy
 from streamco.testing.server_process import running_server
+from streamco.wire.tensors import StateFormat
 
 SETUP, PER_ROW = 0.018, 0.00013  # seconds of a batch and of each row, Vicuna-7B's middle layers on an A6000
 RTT = 0.03
@@ -66,6 +67,7 @@ async def split_client(
     chunking: Chunking,
     *,
     drafts: DraftOptions | None = None,
+    states: StateFormat | Literal["auto"] = "f32",
     all_rows: bool = False,
     sequences: int = 1,
     threads: int = 1,
@@ -75,7 +77,7 @@ async def split_client(
         files.stem,
         f"ws://127.0.0.1:{port}",
         options=EngineOptions(threads=threads, context_tokens=CELLS, max_sequences=sequences),
-        states="f32",
+        states=states,
         drafts=drafts,
         chunking=chunking,
     )

@@ -209,7 +209,7 @@ def window_rows() -> Iterator[TableRow]:
 
 
 def split_rows() -> Iterator[TableRow]:
-    labels = {"none (U-shape)": "none (U-shape)", "SD, PC, PD (HAT)": "SD, PC, PD (HAT)", "default": "lookups, confident, `parallel=0`"}
+    labels = {"none (U-shape)": "none (U-shape)", "SD, PC, PD (HAT)": "SD, PC, PD (HAT)", "default": "**default** (both `auto`)"}
     for contender, label in labels.items():
         first = [
             value("split_ablation", "7B, RTT 30 ms", f"time to first token [{unit}]", contender) for unit in ("ms", "of the U-shape's")
