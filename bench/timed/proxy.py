@@ -4,10 +4,10 @@ The upstream is a bare HTTP server in a process of its own. Contenders, each a p
 (``policy = "server-only"``, its metrics on, as by default), a bare aiohttp relay that passes bytes on, and litellm's proxy if it is
 installed (``pip install "litellm[proxy]"``, in an environment of its own: ``--litellm ENV/bin/litellm``). They take turns.
 
-With one stream at a time: the time to the first content, beside the upstream asked directly. With 1, 100 and 1,000 streams at once, each of
-five events a second, once with short and once with longer answers: processor time of the contender's process for each event (by the
-difference), for an answer apart from its events, streams that a core carries if each has 20 events a second and answers of 200 events, the
-first content, and streams that did not end whole.
+With one stream at a time: the time to the first content, beside the upstream asked directly. With 100 and 1,000 streams at once, each of
+five events a second at times of its own: processor time of the contender's process for an event, from eight seconds in which all streams
+are running; for an answer apart from its events, from short answers; streams that a core carries if each has 20 events a second and answers
+of 200 events; the first content; and streams that did not end whole. Ratios are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import aiohttp
 
@@ -33,8 +34,10 @@ from bench.report import Row, add_arguments, emit, summarise
 from bench.timed.stream import server
 
 BENCH = "proxy"
-COUNTS = (1, 100, 1000)
-LENGTHS = (20, 80)  # events of short and of longer answers
+COUNTS = (100, 1000)
+SHORT, LONG = 20, 60  # events of answers, with a fifth of a second after each
+STARTS, SETTLED, WINDOW = 2.0, 3.0, 8.0  # seconds: in which streams start, until all are running, and in which long answers are measured
+GAP, GOLDEN = 0.2, 0.618034  # seconds between two events of a stream; the golden ratio spreads their times evenly
 FURTHER = 3  # events of each answer without content
 RATE, ANSWER = 20.0, 200.0  # events a second and events of an answer, for the streams that a core carries
 BODY = {"messages": [{"role": "user", "content": "Say something."}], "stream": True}
@@ -45,11 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add_arguments(parser)
     parser.add_argument("--counts", type=int, nargs="*", default=COUNTS, help="streams at once (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="rounds of each number of streams, after one to warm up (default: %(default)s)"
+    )
     parser.add_argument("--litellm", metavar="PROGRAM", default=shutil.which("litellm"), help="litellm's proxy (default: the one on PATH)")
     options = parser.parse_args(arguments)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a stream takes two descriptors in a proxy, which inherits this
-    rounds, counts = (1, [20]) if options.quick else (5, list(options.counts))
+    rounds, counts = (1, [20]) if options.quick else (options.rounds, list(options.counts))
     with ExitStack() as stack:
         port = stack.enter_context(server())
         upstream = f"http://127.0.0.1:{port}/v1"
@@ -155,46 +161,73 @@ async def _first_contents(http: aiohttp.ClientSession, urls: Mapping[str, str], 
 
 
 async def _loads(http: aiohttp.ClientSession, running: Mapping[str, tuple[int, str]], count: int, rounds: int) -> list[Row]:
-    """So many streams at once, by turns."""
-    cpu: dict[str, list[tuple[float, float]]] = {name: [] for name in running}
-    firsts: dict[str, list[float]] = {name: [] for name in running}
-    broken = dict.fromkeys(running, 0)
-    for turn in range(rounds + 1):
+    """So many streams at once, by turns. If there are several rounds, one before them opens the connections and doesn't count."""
+    found: dict[str, list[_Load]] = {name: [] for name in running}
+    for turn in range(rounds if rounds == 1 else rounds + 1):
         for name, (pid, url) in running.items():
-            spent = []
-            for length in LENGTHS if turn else LENGTHS[:1]:
-                before = _cpu(pid)
-                found = await asyncio.gather(*(_read(http, url, f"slow-{length}") for _ in range(count)), return_exceptions=True)
-                spent.append(1e6 * (_cpu(pid) - before) / count)
-                whole = [each for each in found if not isinstance(each, BaseException) and each[1] == length]
-                if turn:  # connections are opened in the first one
-                    broken[name] += count - len(whole)
-                    firsts[name].append(
-                        1e3 * statistics.median(first for first, _ in whole if first is not None) if whole else float("inf")
-                    )
-            if turn:
-                event = (spent[1] - spent[0]) / (LENGTHS[1] - LENGTHS[0])
-                cpu[name].append((event, spent[0] - event * (LENGTHS[0] + FURTHER)))
+            load = await _load(http, pid, url, count)
+            if turn or rounds == 1:
+                found[name].append(load)
     rows, case = [], f"{count} streams at once"
-    for name in running:
+    for name, loads in found.items():
         share = {"bench": BENCH, "case": case, "contender": name}
         rows += [
-            summarise([event for event, _ in cpu[name]], metric="CPU an event", unit="us", **share),
-            summarise([answer for _, answer in cpu[name]], metric="CPU an answer", unit="us", **share),
-            summarise(
-                [1e6 / max(0.01, RATE * (event + answer / ANSWER)) for event, answer in cpu[name]],
-                metric="streams a core",
-                unit="streams",
-                **share,
-            ),
-            summarise(firsts[name], metric="first content, median", unit="ms", **share),
-            summarise([float(broken[name])], metric="streams that did not end whole", unit="streams", **share),
+            summarise([load.event for load in loads], metric="CPU an event", unit="us", **share),
+            summarise([load.answer for load in loads], metric="CPU an answer", unit="us", **share),
+            summarise([load.a_core for load in loads], metric="streams a core", unit="streams", **share),
+            summarise([load.first for load in loads], metric="first content, median", unit="ms", **share),
+            summarise([float(sum(load.broken for load in loads))], metric="streams that did not end whole", unit="streams", **share),
         ]
+        if name == "streamco":
+            for other in found.keys() - {name}:
+                pairs = list(zip(loads, found[other], strict=True))
+                events, a_core = [us.event / its.event for us, its in pairs], [us.a_core / its.a_core for us, its in pairs]
+                rows.append(summarise(events, metric=f"CPU an event, {other} = 1", unit="x", **share))
+                rows.append(summarise(a_core, metric=f"streams a core, {other} = 1", unit="x", **share))
     return rows
 
 
-async def _read(http: aiohttp.ClientSession, url: str, model: str) -> tuple[float | None, int]:
-    """Read a stream: seconds to its first content, and the number of events with content."""
+class _Load(NamedTuple):
+    """One round of one contender: microseconds of processor time for an event and an answer, ms to the first content, answers cut short."""
+
+    event: float
+    answer: float
+    first: float
+    broken: int
+
+    @property
+    def a_core(self) -> float:
+        """Streams that a core carries."""
+        return 1e6 / (RATE * (self.event + self.answer / ANSWER))
+
+
+async def _load(http: aiohttp.ClientSession, pid: int, url: str, count: int) -> _Load:
+    """Read short answers, then long ones, and measure the long ones while all of them are running."""
+    events, before = [0], _cpu(pid)
+    waits = [STARTS * number / count + GAP * (number * GOLDEN % 1) for number in range(count)]
+    short = await asyncio.gather(*(_read_later(wait, http, url, f"slow-{SHORT}", [0]) for wait in waits), return_exceptions=True)
+    spent = 1e6 * (_cpu(pid) - before) / count
+    reading = [asyncio.ensure_future(_read_later(wait, http, url, f"slow-{LONG}", events)) for wait in waits]
+    await asyncio.sleep(SETTLED)
+    began, read = _cpu(pid), events[0]
+    await asyncio.sleep(WINDOW)
+    event = 1e6 * (_cpu(pid) - began) / (events[0] - read)
+    long = await asyncio.gather(*reading, return_exceptions=True)
+    expected = [(each, SHORT) for each in short] + [(each, LONG) for each in long]
+    whole = [each for each, length in expected if not isinstance(each, BaseException) and each[1] == length]
+    firsts = [first for first, _ in whole if first is not None]
+    return _Load(
+        event, spent - event * (SHORT + FURTHER), 1e3 * statistics.median(firsts) if firsts else float("inf"), 2 * count - len(whole)
+    )
+
+
+async def _read_later(wait: float, http: aiohttp.ClientSession, url: str, model: str, seen: list[int]) -> tuple[float | None, int]:
+    await asyncio.sleep(wait)
+    return await _read(http, url, model, seen)
+
+
+async def _read(http: aiohttp.ClientSession, url: str, model: str, seen: list[int] | None = None) -> tuple[float | None, int]:
+    """Read a stream: seconds to its first content, and the number of events with content, which ``seen`` adds up, too."""
     began, first, events, rest = time.perf_counter(), None, 0, b""
     async with http.post(f"{url}/chat/completions", json={**BODY, "model": model}) as response:
         response.raise_for_status()
@@ -203,6 +236,8 @@ async def _read(http: aiohttp.ClientSession, url: str, model: str) -> tuple[floa
             for line in lines:
                 if b'"content":"' in line and b'"content":""' not in line:
                     events += 1
+                    if seen is not None:
+                        seen[0] += 1
                     if first is None:
                         first = time.perf_counter() - began
     return first, events
