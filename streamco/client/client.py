@@ -346,7 +346,7 @@ class Client:
 
     @property
     def unspeculated(self) -> str:
-        """Why no answer can be speculated at present, whatever the request; "" if some can be, or if none should be.
+        """The reason why no request can use speculation at present, or "" if some can, or if the mode doesn't speculate.
 
         Known once the client has started.
         """

@@ -517,7 +517,7 @@ def _retrieve_exception(task: asyncio.Task[Engine]) -> None:
 
 
 def _confidences(piece: TextPiece) -> list[TokenConfidence]:
-    """Return how sure the model was of a piece's tokens; if a sentence ends with the piece, it ends with the last token."""
+    """Return how sure the model was of each token of a piece. If the piece ends a sentence, the last token is marked as its end."""
     tops, last = piece.tops or (), len(piece.ids) - 1
     shares = (next((share for each, share in top if each == token), 0.0) for token, top in zip(piece.ids, tops, strict=False))
     is_end = ends_sentence(piece.text)

@@ -57,7 +57,7 @@ class Service:
     Args:
         engine: a loaded engine; the caller closes it.
         options: limits, key, latency.
-        clock: tells the time for held pieces and keep-alives, or None to use the loop's time.
+        clock: tells the time for delayed pieces and keep-alives, or None to use the loop's time.
     """
 
     def __init__(self, engine: Engine, options: ServeOptions, clock: Clock | None = None) -> None:
@@ -277,9 +277,9 @@ def make_app(engine: Engine, options: ServeOptions | None = None, *, clock: Cloc
     """Return the server as an aiohttp application. Run it with ``make_runner``, which has suitable settings.
 
     Args:
-        engine: a loaded engine; the caller closes it. If it holds sequences, the server verifies drafts too.
+        engine: a loaded engine; the caller closes it. If it can keep sequences, the server also verifies drafts.
         options: limits, key, latency, or None for the defaults. The host and port are used only by ``serving``.
-        clock: tells the time for held pieces and keep-alives, or None to use the loop's time.
+        clock: tells the time for delayed pieces and keep-alives, or None to use the loop's time.
     """
     options = options or ServeOptions()
     service = Service(engine, options, clock)

@@ -91,7 +91,14 @@ class DraftState:
         self.drop()
 
     def start(self, committed: Sequence[int], count: int, *, is_beside_stream: bool = False, now: float) -> None:
-        """Drop all drafts, and draft ``count`` tokens after the committed ones. ``is_beside_stream`` says if a stream writes them too."""
+        """Drop all drafts, and draft ``count`` tokens after the committed ones.
+
+        Args:
+            committed: the committed tokens of the answer.
+            count: number of tokens to draft.
+            is_beside_stream: True if a stream from the server generates the same part of the answer meanwhile.
+            now: the current time.
+        """
         self.drop()
         length = self._peer.common_length(committed)
         ids = tuple(committed[length:])

@@ -22,19 +22,19 @@ class DraftingDevice(Struct, frozen=True, kw_only=True):
 
     Args:
         model: the draft model, which is called with the answer's ids.
-        writes: returns the model's next token, if it is known without the whole distribution; None to choose it from the distribution.
+        writes: returns the model's next token without computing the distribution, or None to choose the token from the distribution.
         importance: returns the importance of a draft's first tokens, given the position of the first one and their number. None
             if importance isn't used.
         step_times: seconds that a step takes, by the number of sequences that draft in it; the last value also applies to more sequences.
-        read_time: seconds for each token that has to be read first, except the last, which is part of the step. The token that a sequence
-            wrote last is read together with the tokens after it, as in engines.
+        read_time: seconds for each token that must be read first, except the last, which is part of the step. As in real engines, the
+            newest token of a sequence hasn't been read yet, and is read together with the tokens that are appended next.
         prompt_time: seconds to read the prompt, before the first token.
         is_sampled: True if tokens are drawn from the model, False if the likeliest is taken.
         end_ids: tokens that end a draft.
         context: maximum tokens of the answer, or None for no limit.
         burst: tokens per event.
         top: number of alternatives that come with each token.
-        jitter: share by which a step may take more or less time.
+        jitter: fraction by which a step may take more or less time.
         emit_delay: seconds from a token to its event, which comes even if the draft was dropped meanwhile.
         fails_at: seconds after which it fails, or None if it never does.
     """

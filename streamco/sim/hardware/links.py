@@ -9,10 +9,10 @@ Connections behave like TCP's: each direction has its own state, and no frame ov
 - losses. If a lost packet is followed by other packets of its frame, the loss is noticed, and the packet is sent again a round trip later
   (fast retransmit). The loss of a frame's last packet is noticed by a timer: the tail loss probe of RFC 8985, 7.2, after two round trips.
   For a lone packet, such as a draft or a verdict, the RFC adds the longest time for which an acknowledgement may be held back, 200 ms in
-  Linux. No probe comes after the retransmission timeout, which in Linux is at least 200 ms after the round trip. So the loss of a lone
-  packet costs a round trip and 200 ms, unless the same side keeps sending and the next frame reveals the gap. A direction that sent twice
-  in a row is assumed to be a stream that continues at the same pace. A packet that is sent again may be lost again, and then the timeout
-  doubles (RFC 6298, 5.5).
+  Linux. The probe waits no longer than the retransmission timeout, which in Linux is the round trip and at least 200 ms. So the loss of a
+  lone packet costs a round trip and 200 ms, unless the same side keeps sending and the next frame reveals the gap. If one side sends two
+  frames in a row, we assume that it is streaming and will go on at the same pace. A packet that is sent again may be lost again, and then
+  the timeout doubles (RFC 6298, 5.5).
 
 Slow start isn't modelled, because frames are smaller than the ten packets that it begins with. Nor is the sender slowed down by losses.
 """

@@ -116,7 +116,7 @@ class RecordedLengths:
         return _remaining([answer for _, answer in self.known])
 
     def draw(self, rng: Random) -> tuple[int, int]:
-        """Draw a recorded prompt and the answer to it."""
+        """Draw the lengths of a recorded prompt and of its answer, in tokens."""
         return rng.choice(self.rows)
 
 

@@ -58,7 +58,10 @@ class JSONBody:
 
 
 def _refuse_lines(first: bytes) -> EndpointError:
-    """Return the error for lines of JSON. The first line may be an error, because some gateways send one without ``data:``, then [DONE]."""
+    """Return the error to raise for a body that is several lines of JSON.
+
+    Some gateways send an error as a line of JSON without ``data:``, followed by [DONE]; then it is that error.
+    """
     value = decode_object(first)
     if (error := find_error(value)) is not None:
         return stream_error({"error": error})

@@ -56,8 +56,8 @@ def has_counted_prompt(usage: CompletionUsage | None, tokens: int) -> bool:
 def billed_completion(usage: CompletionUsage) -> int:
     """Return how many completion tokens are billed, including reasoning wherever the server counts it.
 
-    Tokens outside ``completion_tokens`` are accepted up to the number of reasoning tokens that the server states. If it states none, they
-    are accepted up to 131,072.
+    Tokens that ``total_tokens`` has beyond the prompt and ``completion_tokens`` count as reasoning: as many as the server states, or up to
+    131,072 if it states none.
     """
     completion = max(0, usage.completion_tokens)
     details = usage.completion_tokens_details

@@ -83,12 +83,12 @@ class SpeculationPlanner(Planner):
     """Plans one client's speculated answers, which share their estimates.
 
     Args:
-        given: the options for speculation. If they equal the options of the planner in the context, and no new budget is given, both share
+        given: the options for speculation. If the context has a planner with equal options, and no new budget is given, the two share
             their estimates.
         context: what the client passes to its planners.
         emit: what the readers of token streams get.
         verifier: verifies the drafts; None uses the first server.
-        known: another planner for the client's endpoints, which is used if the context has none; None if there is none.
+        known: another planner for the client's endpoints to share estimates with if the context has none, or None.
 
     Attributes:
         binding: the device and the verifier.
