@@ -52,6 +52,7 @@ BENCHES += (
 ON_REQUEST = (  # need an environment of their own, models or a GPU
     "lossless_vllm",
     "pair",
+    "pair_tasks",
     "row_costs",
     "row_formats",
     "load_tool",

@@ -129,16 +129,18 @@ def model_of(name: str, kind: str) -> Path:
 
 
 @asynccontextmanager
-async def pair_site(*, target: str = "Q4_0", draft: str = "Q4_0", exact: bool = False, words: Sequence[str] = ()) -> AsyncIterator[Site]:
+async def pair_site(
+    *, target: str = "Q4_0", draft: str = "Q4_0", exact: bool = False, words: Sequence[str] = (), context: int = CONTEXT
+) -> AsyncIterator[Site]:
     """A server of the large model and an engine of the small one, a core each."""
     large, small = await asyncio.to_thread(model_of, "1.5B", target), await asyncio.to_thread(model_of, "0.5B", draft)
-    options = ("--model", str(large), "--model-name", "large", "--threads", "1", "--context", str(CONTEXT), "--port", "0", *words)
+    options = ("--model", str(large), "--model-name", "large", "--threads", "1", "--context", str(context), "--port", "0", *words)
     device_core, server_core = two_cores() or (None, None)
     async with AsyncExitStack() as stack:
         with on_core(server_core):
             url = await stack.enter_async_context(running_server(*options, *(("--exact",) if exact else ())))
         stack.enter_context(on_core(device_core))
-        settings = drafting_engine_options(streamco.engines.EngineOptions(threads=1, context_tokens=CONTEXT, measure_rows=True), 1.0)
+        settings = drafting_engine_options(streamco.engines.EngineOptions(threads=1, context_tokens=context, measure_rows=True), 1.0)
         engine = await asyncio.to_thread(LlamaEngine, small, settings)
         try:
             yield Site(engine, url, await reported_costs(url, engine), engine.row_costs()[1])
