@@ -3,7 +3,7 @@
 The whole client over a real socket: SmolLM2-135M's own first layers, draft layer and head on the device, and the link of ``split_live``
 with a round trip of 30 ms. The server takes the times of Vicuna-7B's middle on an A6000 (18 ms a batch and 0.13 ms a row) and computes
 nothing: the states of each text are recorded before, because this machine could not compute as many rows in time. Prompts are news articles
-of some 1,000 tokens, none of which the draft layer has learned from. All contenders answer each prompt in turns and must write the same
+of some 1,000 tokens, none of which the draft layer has learned from. All contenders answer each prompt in turns, and all that send 32 bits must write the same
 text.
 
 ``SD``: drafts that end with the first token of less than 0.6 probability (equation 5); ``PC``: chunks of equation 3; ``PD``: drafts along
@@ -95,10 +95,12 @@ async def measure(files: PartFiles, prompts: list[str], most: int) -> list[Row]:
             order = list(clients)[turn % len(clients) :] + list(clients)[: turn % len(clients)]
             for name in order:
                 answers[name].append(await ask(*clients[name], prompt, most))
-            found = {each[-1].text for each in answers.values()}
+            found = {answers[name][-1].text for name, device in CONTENDERS.items() if device.states == "f32"}
             if len(found) > 1:
                 raise SystemExit(f"expected the same text of all contenders, got {len(found)} for {prompt[:60]!r}")
-    return rows_of(answers)
+    differing = [one.text != other.text for one, other in zip(answers["default"], answers[BASE], strict=True)]
+    rows, title = rows_of(answers), f"7B, RTT {RTT * 1e3:.0f} ms"
+    return [*rows, Row("split_ablation", title, "default", "texts that 16 bits change", "texts", *[float(sum(differing))] * 3)]
 
 
 def rows_of(answers: Mapping[str, list[Answer]]) -> list[Row]:
