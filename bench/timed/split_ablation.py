@@ -3,8 +3,8 @@
 The whole client over a real socket: SmolLM2-135M's own first layers, draft layer and head on the device, and the link of ``split_live``
 with a round trip of 30 ms. The server takes the times of Vicuna-7B's middle on an A6000 (18 ms a batch and 0.13 ms a row) and computes
 nothing: the states of each text are recorded before, because this machine could not compute as many rows in time. Prompts are news articles
-of some 1,000 tokens, none of which the draft layer has learned from. All contenders answer each prompt in turns, and all that send 32 bits must write the same
-text.
+of some 1,000 tokens, none of which the draft layer has learned from. All contenders answer each prompt in turns. All that send 32 bits must
+write the same text.
 
 ``SD``: drafts that end with the first token of less than 0.6 probability (equation 5); ``PC``: chunks of equation 3; ``PD``: drafts along
 the verdicts that may come, the paper's way. Without a mark on it all deep states of a prompt come down, as in the paper. ``default``: the
