@@ -71,6 +71,15 @@ class DeliveryQueue:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
+    def put_back(self, batch: Batch) -> None:
+        """Undo taking a batch: the reader gets it next."""
+        if not self.has_left:
+            size = _size(batch)
+            self.batches.appendleft(batch)
+            self._sizes.appendleft(size)
+            self.unread += size
+            self.in_hand = 0
+
     # The reader's side
 
     async def next(self) -> Batch | None:

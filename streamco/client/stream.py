@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import TracebackType
 from typing import Generic, Literal, Self, TypeVar
 
@@ -81,17 +81,21 @@ class AnswerStream(ABC, Generic[Item]):
 
     def __aiter__(self) -> AsyncGenerator[Item, None]:
         # Only the caller's loop refers to the generator: a `break` drops it, and dropping it ends the work.
+        if self._iterator is not None and not self._is_reading and not self._answer.is_closed:
+            iterator, self._iterator = self._iterator, None
+            return iterator
+        self._begin()
+        return self._iterate()
+
+    def _begin(self) -> None:
+        """Register the only reader of the answer."""
         if self._answer.is_closed:
             raise StreamClosed("the stream is closed")
         if self._is_reading:
             raise ConcurrentRead("expected one reader at a time, got a second read while one waits")
-        if self._iterator is not None:
-            iterator, self._iterator = self._iterator, None
-            return iterator
         if self._has_reader:
             raise StreamConsumed("expected a fresh stream, got a second iteration")
         self._has_reader = True
-        return self._iterate()
 
     async def __anext__(self) -> Item:
         if self._is_reading:
@@ -175,22 +179,31 @@ class ChatStream(AnswerStream[ChatCompletionChunk]):
     def __init__(self, answer: PendingAnswer, *, includes_usage: bool = False) -> None:
         super().__init__(answer)
         self._includes_usage = includes_usage
-        self._relay: Relay | None = None
 
-    def relaying(self, relay: Relay) -> AsyncGenerator[ChatCompletionChunk, None]:
-        """Iterate the stream, but pass most plain text to a function without making chunks of it; for programs that pass text on.
+    async def pass_on(self, send: Callable[[ChatCompletionChunk], Awaitable[None]], relay: Relay | None = None) -> None:
+        """Read the whole answer and give it to functions: for programs that send it on, because most plain text then needs no chunk.
 
         Args:
-            relay: awaited with an earlier chunk, which it must not change, and the new text, which a chunk like that one would have. These
-                calls are in order with the chunks of the iteration. An exception from it ends the stream.
+            send: awaited with each chunk.
+            relay: awaited instead with text whose chunk would repeat an earlier one, in order with the chunks. None has all text sent as
+                chunks. Errors of both functions end the stream and are raised.
 
         Raises:
+            StreamcoError: the answer failed.
             StreamConsumed: something was read before.
         """
-        if self._iterator is not None:
-            raise StreamConsumed("expected a fresh stream, got one that was read before")
-        self._relay = relay
-        return aiter(self)
+        self._begin()
+        self._is_reading = True
+        try:
+            async with _Reading(self._answer) as driver:
+                chunks = _Chunks(self._answer, driver, includes_usage=self._includes_usage)
+                while (batch := await driver.next_batch(relay)) is not None:
+                    for chunk in chunks.take(batch):
+                        await send(chunk)
+                for chunk in chunks.end():
+                    await send(chunk)
+        finally:
+            self._is_reading = False
 
     async def first(self) -> None:
         """Wait for the first delivery without reading it.
@@ -221,8 +234,7 @@ class ChatStream(AnswerStream[ChatCompletionChunk]):
         return self._answer.source
 
     def _iterate(self) -> AsyncGenerator[ChatCompletionChunk, None]:
-        relay, self._relay = self._relay, None  # it may refer to this stream
-        return _read_chunks(self._answer, relay, includes_usage=self._includes_usage)
+        return _read_chunks(self._answer, includes_usage=self._includes_usage)
 
 
 class TokenStream(AnswerStream[Token]):
@@ -254,30 +266,56 @@ class _Reading:
             self._answer.describe(error)
 
 
-async def _read_chunks(answer: PendingAnswer, relay: Relay | None, *, includes_usage: bool) -> AsyncGenerator[ChatCompletionChunk, None]:
-    last: ChatCompletionChunk | None = None
-    counts: ChatCompletionChunk | None = None  # the newest chunk with nothing but usage; some servers also send one at the beginning
+async def _read_chunks(answer: PendingAnswer, *, includes_usage: bool) -> AsyncGenerator[ChatCompletionChunk, None]:
     async with _Reading(answer) as driver:
-        while (batch := await driver.next_batch(relay)) is not None:
-            answer.source = batch[0]
-            for chunk in batch[1]:
-                if chunk.usage is not None and (driver.has_changed_hands or (last is not None and _lacks_a_count(chunk.usage))):
-                    chunk = replace(chunk, usage=None)  # noqa: PLW2901  its usage counts the earlier part as prompt, or lacks a part
-                if counts is not None and (chunk.choices or chunk.usage is not None):  # it wasn't the last one
-                    if further_fields(counts):
-                        yield replace(counts, usage=None, choices=[ChunkChoice()])
-                    counts = None
-                if chunk.choices:
-                    yield chunk
-                    last = chunk
-                elif includes_usage and chunk.usage is not None:
-                    counts = chunk
-                elif further_fields(chunk):
-                    yield replace(chunk, usage=None, choices=[ChunkChoice()])
-        if counts is not None:
-            yield counts
-        elif includes_usage and last is not None and last.usage is None:
-            yield ChatCompletionChunk(id=last.id, created=last.created, model=last.model, usage=_shown(answer.usage()))
+        chunks = _Chunks(answer, driver, includes_usage=includes_usage)
+        while (batch := await driver.next_batch()) is not None:
+            for chunk in chunks.take(batch):
+                yield chunk
+        for chunk in chunks.end():
+            yield chunk
+
+
+class _Chunks:
+    """Chooses what a reader gets of the chunks that were delivered; see ``ChatStream`` about usage and chunks without choices."""
+
+    __slots__ = ("_answer", "_counts", "_driver", "_includes_usage", "_last")
+
+    def __init__(self, answer: PendingAnswer, driver: AnswerDriver, *, includes_usage: bool) -> None:
+        self._answer = answer
+        self._driver = driver
+        self._includes_usage = includes_usage
+        self._last: ChatCompletionChunk | None = None
+        self._counts: ChatCompletionChunk | None = None  # the newest chunk with only usage; some servers also send one at the beginning
+
+    def take(self, batch: Batch) -> list[ChatCompletionChunk]:
+        """Return the chunks that the reader gets for a delivery."""
+        self._answer.source, given, _ = batch
+        shown: list[ChatCompletionChunk] = []
+        for chunk in given:
+            if chunk.usage is not None and (self._driver.has_changed_hands or (self._last is not None and _lacks_a_count(chunk.usage))):
+                chunk = replace(chunk, usage=None)  # noqa: PLW2901  its usage counts the earlier part as prompt, or lacks a part
+            if self._counts is not None and (chunk.choices or chunk.usage is not None):  # it wasn't the last one
+                if further_fields(self._counts):
+                    shown.append(replace(self._counts, usage=None, choices=[ChunkChoice()]))
+                self._counts = None
+            if chunk.choices:
+                shown.append(chunk)
+                self._last = chunk
+            elif self._includes_usage and chunk.usage is not None:
+                self._counts = chunk
+            elif further_fields(chunk):
+                shown.append(replace(chunk, usage=None, choices=[ChunkChoice()]))
+        return shown
+
+    def end(self) -> list[ChatCompletionChunk]:
+        """Return the chunks that the reader gets at the end."""
+        last = self._last
+        if self._counts is not None:
+            return [self._counts]
+        if self._includes_usage and last is not None and last.usage is None:
+            return [ChatCompletionChunk(id=last.id, created=last.created, model=last.model, usage=_shown(self._answer.usage()))]
+        return []
 
 
 def _lacks_a_count(usage: CompletionUsage) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from types import MappingProxyType, TracebackType
-from typing import Self
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -166,10 +166,8 @@ async def stream_answer(
             if not sender.events.has_begun:
                 opening = answer.opening
                 sender.events.response.headers.update(opening_headers(opening) | model_header(opening, unknown_model))
-            repeat = shape.repeat if marks is None and isinstance(shape, ChatShape | CompletionShape) else None
-            async for chunk in answer if repeat is None else answer.relaying(lambda like, text: sender.write(repeat(like, text))):
-                if data := shape.event(chunk) if marks is None else marks.event(chunk):
-                    await sender.write(data)
+            # In a task of its own, because each event resumes all coroutines that wait for it, and above this one there are ten.
+            await asyncio.create_task(_send_chunks(answer, sender, shape, marks))
         except ConnectionError:
             raise
         except Exception as error:
@@ -188,6 +186,20 @@ async def stream_answer(
                 ending, report = await marks.last_report(), answer.report
             await sender.finish(ending + comment(report) + shape.done())
     return sender.events.response
+
+
+def _send_chunks(answer: ChatStream, sender: _Sender, shape: ResponseShape, marks: OriginMarks | None) -> Coroutine[Any, Any, None]:
+    """Send all chunks. A plain function for the same reason."""
+    encode = shape.event if marks is None else marks.event
+
+    async def send(chunk: ChatCompletionChunk) -> None:
+        if data := encode(chunk):
+            await sender.write(data)
+
+    if marks is not None or not isinstance(shape, ChatShape | CompletionShape):
+        return answer.pass_on(send)
+    repeat, write = shape.repeat, sender.write
+    return answer.pass_on(send, lambda like, text: write(repeat(like, text)))
 
 
 async def answer_whole(

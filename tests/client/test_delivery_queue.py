@@ -48,6 +48,23 @@ async def test_a_wake_alone_gives_the_reader_nothing() -> None:
     assert await reading == BATCH
 
 
+async def test_a_batch_that_is_put_back_is_next_and_counts_again_as_unread() -> None:
+    queue = DeliveryQueue()
+    chunk = text_chunk("a", ids=[1, 2])
+    later: Batch = ("server", [chunk], 2.0)
+    queue.put(BATCH)
+    queue.put(later)
+    taken = queue.take()
+    assert taken == BATCH
+    queue.put_back(taken)
+    assert (queue.unread, queue.in_hand) == (2, 0)
+    assert [await queue.next(), await queue.next()] == [BATCH, later]
+    assert (queue.unread, queue.in_hand) == (0, 2)
+    queue.leave()
+    queue.put_back(later)
+    assert not queue.batches
+
+
 async def test_peeking_takes_nothing_and_raises_the_error() -> None:
     queue = DeliveryQueue()
     queue.put(BATCH)

@@ -54,9 +54,11 @@ class Relayed:
             await asyncio.Event().wait()
         self.texts.append(text)
 
+    async def send(self, chunk: ChatCompletionChunk) -> None:
+        self.texts += [choice.delta.content or "" for choice in chunk.choices]
+
     async def read(self, stream: ChatStream) -> None:
-        async for chunk in stream.relaying(self.take):
-            self.texts += [choice.delta.content or "" for choice in chunk.choices]
+        await stream.pass_on(self.send, self.take)
 
     @property
     def text(self) -> str:
@@ -123,7 +125,7 @@ async def test_a_stream_that_was_read_before_is_not_relayed() -> None:
         stream = await open_stream(client)
         await anext(stream)
         with pytest.raises(StreamConsumed):
-            stream.relaying(Relayed().take)
+            await Relayed().read(stream)
         await stream.aclose()
 
 
@@ -187,12 +189,14 @@ async def test_other_events_between_keep_their_place() -> None:
     async def take(like: ChatCompletionChunk, text: str) -> None:
         seen.append(text)
 
+    async def send(chunk: ChatCompletionChunk) -> None:
+        seen.append(described(chunk))
+
     def described(chunk: ChatCompletionChunk) -> object:
         delta = chunk.choices[0].delta
         return delta.content or (delta.reasoning_content, chunk.choices[0].finish_reason)
 
     async with ScriptedServer(answer) as server, asking(server.url) as client:
         expected = [described(chunk) async for chunk in await open_stream(client)]
-        async for chunk in (await open_stream(client)).relaying(take):
-            seen.append(described(chunk))  # noqa: PERF401
+        await (await open_stream(client)).pass_on(send, take)
     assert seen == expected

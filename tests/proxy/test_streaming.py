@@ -83,14 +83,14 @@ async def test_bytes_are_the_same_whether_text_is_relayed_or_comes_as_chunks(
     body: dict[str, Any] = {"prompt": "Hello"} if path == TEXT else dict(HELLO)
     if wants_usage:
         body["stream_options"] = {"include_usage": True}
-    relayed, seen = ChatStream.relaying, []
+    pass_on, seen = ChatStream.pass_on, []
 
-    def counted(stream: ChatStream, relay: Any) -> Any:
+    def counted(stream: ChatStream, send: Any, relay: Any) -> Any:
         async def take(like: ChatCompletionChunk, text: str) -> None:
             seen.append(text)
             await relay(like, text)
 
-        return relayed(stream, take)
+        return pass_on(stream, send, take)
 
     async def read() -> list[str]:
         able = Capabilities(continuation="continue_final_message")
@@ -104,10 +104,10 @@ async def test_bytes_are_the_same_whether_text_is_relayed_or_comes_as_chunks(
             return [json.dumps({**event, "id": "", "created": 0}) for event in events if isinstance(event, dict)]
 
     async with ScriptedServer(lambda _: cut) as first, ScriptedServer(respond) as second:
-        monkeypatch.setattr(ChatStream, "relaying", counted)
+        monkeypatch.setattr(ChatStream, "pass_on", counted)
         quick = await read()
         assert len(seen) > 20
-        monkeypatch.setattr(ChatStream, "relaying", lambda stream, relay: aiter(stream))
+        monkeypatch.setattr(ChatStream, "pass_on", lambda stream, send, _relay: pass_on(stream, send))
         assert await read() == quick
 
 

@@ -37,6 +37,7 @@ class EventStream:
     Attributes:
         request: as given.
         response: the response that the handler returns.
+        has_begun: True once the status line was sent.
     """
 
     def __init__(self, request: web.Request, reader_timeout: float | None, headers: Mapping[str, str] = HEADERS) -> None:
@@ -44,11 +45,7 @@ class EventStream:
         self.response: web.StreamResponse = _Response(headers=headers)
         self._timeout = reader_timeout
         self._transport = request.transport
-
-    @property
-    def has_begun(self) -> bool:
-        """True once the status line has been sent."""
-        return self.response.prepared
+        self.has_begun = False
 
     async def write(self, data: bytes) -> None:
         """Send bytes, and wait while the reader is slow.
@@ -56,8 +53,8 @@ class EventStream:
         Raises:
             ConnectionError: the reader disconnected, or didn't read for too long.
         """
-        if not self.response.prepared:
-            await self.response.prepare(self.request)
+        if not self.has_begun:
+            await self._begin()
         if self.needs_no_wait(data):
             await self.response.write(data)
         else:
@@ -69,8 +66,8 @@ class EventStream:
         Raises:
             ConnectionError: see ``write``.
         """
-        if not self.response.prepared:
-            await self.response.prepare(self.request)
+        if not self.has_begun:
+            await self._begin()
         if self.needs_no_wait(data):
             await self.response.write_eof(data)
         else:
@@ -83,7 +80,11 @@ class EventStream:
         """
         transport = self._transport
         has_room = len(data) <= _NEVER_WAITS and transport is not None and transport.get_write_buffer_size() == 0
-        return has_room and self.response.prepared
+        return has_room and self.has_begun
+
+    async def _begin(self) -> None:
+        await self.response.prepare(self.request)
+        self.has_begun = True
 
     async def _wait(self, writing: Awaitable[None]) -> None:
         try:

@@ -106,28 +106,6 @@ class RepeatedEvents:
 
         The earlier chunk is the pattern's own copy, and must not be changed.
         """
-        found = self._match(data)
-        if found is not None:
-            self._credit = min(_MAX_CREDIT, self._credit + 1 / FEW)
-        return found
-
-    def learn_read(self, data: bytes, chunk: ChatCompletionChunk) -> None:
-        """Learn a read and its chunk, so that ``read_alike`` finds similar reads. Only a single event with only content is learned."""
-        ending = next((each for each in _ENDINGS if data.endswith(each)), b"")
-        if not (ending and data.startswith(_FIELD) and self.is_useful and _field_of_text(chunk) == "content"):
-            return
-        if self._match(data) is None:  # otherwise it is already known, and came after another event
-            self._ending = ending
-            self._learn(data[len(_FIELD) : -len(ending)], chunk)
-
-    def _learn(self, payload: bytes, chunk: ChatCompletionChunk) -> None:
-        self._credit -= 1
-        self._pattern = pattern = None if len(payload) > _MAX_BYTES else _find_pattern(payload, chunk, self._decode)
-        self._read = None
-        if pattern is not None and pattern.field == "content" and self._ending:
-            self._read = _FIELD + pattern.head, pattern.tail + self._ending, pattern.chunk
-
-    def _match(self, data: bytes) -> tuple[ChatCompletionChunk, str] | None:
         if self._read is None:
             return None
         head, tail, like = self._read
@@ -137,7 +115,27 @@ class RepeatedEvents:
             text = _read_text(data[len(head) - 1 : len(data) - len(tail) + 1])
         except (msgspec.DecodeError, ValueError):
             return None
-        return (like, text) if text else None
+        if not text:
+            return None
+        if self._credit < _MAX_CREDIT:
+            self._credit += 1 / FEW
+        return like, text
+
+    def learn_read(self, data: bytes, chunk: ChatCompletionChunk) -> None:
+        """Learn a read and its chunk, so that ``read_alike`` finds similar reads. Only a single event with only content is learned."""
+        ending = next((each for each in _ENDINGS if data.endswith(each)), b"")
+        if not (ending and data.startswith(_FIELD) and self.is_useful and _field_of_text(chunk) == "content"):
+            return
+        if self.read_alike(data) is None:  # otherwise it is already known, and came after another event
+            self._ending = ending
+            self._learn(data[len(_FIELD) : -len(ending)], chunk)
+
+    def _learn(self, payload: bytes, chunk: ChatCompletionChunk) -> None:
+        self._credit -= 1
+        self._pattern = pattern = None if len(payload) > _MAX_BYTES else _find_pattern(payload, chunk, self._decode)
+        self._read = None
+        if pattern is not None and pattern.field == "content" and self._ending:
+            self._read = _FIELD + pattern.head, pattern.tail + self._ending, pattern.chunk
 
     def _copy(self, payloads: list[bytes], start: int) -> CopiedEvents | None:
         pattern = self._pattern

@@ -9,7 +9,7 @@ or the engine's ring fills up.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from weakref import WeakMethod
 
 from msgspec.structs import replace
@@ -147,24 +147,50 @@ class RaceDriver(TaskDriver[Event, Command]):
         return bool(self.machine.hand_overs)
 
     async def next_batch(self, relay: Relay | None = None) -> Batch | None:
-        """Wait for the next delivery; see ``DeliveryQueue.next`` and ``AnswerDriver``."""
+        """Wait for the next delivery, and read it directly from the stream if nothing else has to be done; see ``AnswerDriver``."""
         queue = self._queue
         if queue.in_hand:
             queue.in_hand = 0
             self._resume_if_read()
-        if not queue.batches:
-            batch = await self._read(relay)
-            if batch is not None:
-                return batch
+        queue.begin_reading()
+        direct: tuple[str, EndpointStream] | None = None
+        try:
+            while not queue.batches and not queue.has_finished and not queue.has_left:
+                if self._direct is None:
+                    await queue.wait_for_wake()
+                    continue
+                if direct is not self._direct:
+                    direct = self._direct
+                    source, stream = direct
+                    receive = _receiver(stream, repeats=relay is not None)
+                event: Event | TextRepeated | None
+                try:  # the same as ``_read_event``, but inline: every token takes this path, and each coroutine on it costs time
+                    event = await receive()
+                except Exception as error:  # noqa: BLE001
+                    event = self._translate(source, error) if self._direct is direct else None
+                if event is None:  # the answer has ended
+                    continue
+                if self._direct is not direct:  # another task has closed this answer
+                    break
+                if isinstance(event, TextRepeated):
+                    if relay is not None and self._log is None and self.machine.pass_on(event, now=self._clock()):
+                        await relay(event.like, event.text)
+                        continue
+                    event = event.expand()
+                if not isinstance(event, TokensReceived):
+                    self._keep_figures(source, stream, event)
+                    self._direct = None
+                elif self._log is None and self.machine.pass_on(event, now=(now := self._clock())):
+                    return source, event.chunks, now
+                self.emit(event)
+        finally:
+            queue.is_reading = False
         return queue.take()
 
     async def peek(self) -> None:
         """Wait until there is a delivery or the answer has ended, without taking anything; see ``DeliveryQueue.peek``."""
-        queue = self._queue
-        if not queue.batches and (batch := await self._read()) is not None:
-            queue.put(batch)
-        if not queue.batches:
-            queue.check_end()
+        if not self._queue.batches and (batch := await self.next_batch()) is not None:
+            self._queue.put_back(batch)
 
     def changes(self) -> list[tuple[str, str, str]]:
         """Return the requests that were resent in another form after a refusal: endpoint, short name of the form, and a sentence."""
@@ -184,44 +210,6 @@ class RaceDriver(TaskDriver[Event, Command]):
             if not self._is_over:
                 self.emit(ReaderLeft())
             self._resume()
-
-    async def _read(self, relay: Relay | None = None) -> Batch | None:
-        """Read the next delivery directly from the stream; return None if the queue has a delivery or the answer has ended."""
-        queue = self._queue
-        queue.begin_reading()
-        direct: tuple[str, EndpointStream] | None = None
-        try:
-            while not queue.batches and not queue.has_finished and not queue.has_left:
-                if self._direct is None:
-                    await queue.wait_for_wake()
-                    continue
-                if direct is not self._direct:
-                    direct = self._direct
-                    source, stream = direct
-                    receive = stream.receive if relay is None else getattr(stream, "receive_repeats", stream.receive)
-                event: Event | TextRepeated | None
-                try:  # the same as ``_read_event``, but inline: every token takes this path, and each coroutine on it costs time
-                    event = await receive()
-                except Exception as error:  # noqa: BLE001
-                    event = self._translate(source, error) if self._direct is direct else None
-                if event is None:  # the answer has ended
-                    continue
-                if self._direct is not direct:  # another task has closed this answer
-                    return None
-                if isinstance(event, TextRepeated):
-                    if relay is not None and self._log is None and self.machine.pass_on(event, now=self._clock()):
-                        await relay(event.like, event.text)
-                        continue
-                    event = event.expand()
-                if not isinstance(event, TokensReceived):
-                    self._keep_figures(source, stream, event)
-                    self._direct = None
-                elif self._log is None and self.machine.pass_on(event, now=(now := self._clock())):
-                    return source, event.chunks, now
-                self.emit(event)
-            return None
-        finally:
-            queue.is_reading = False
 
     # Figures
 
@@ -500,3 +488,9 @@ class RaceDriver(TaskDriver[Event, Command]):
         if self.machine.text or not isinstance(stream, WrittenStream):
             return self.machine.text
         return stream.written().text or ""
+
+
+def _receiver(stream: EndpointStream, *, repeats: bool) -> Callable[[], Awaitable[Event | TextRepeated]]:
+    """Return the function that reads a stream, which may return ``TextRepeated`` only if ``repeats`` is True."""
+    receive: Callable[[], Awaitable[Event | TextRepeated]] = stream.receive
+    return getattr(stream, "receive_repeats", receive) if repeats else receive
