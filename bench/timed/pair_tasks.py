@@ -3,7 +3,8 @@
 The pair, the machine and the server are those of ``pair``. Questions come from six tasks (GSM8K, HumanEval, CommonsenseQA, SST-2,
 CNN/DailyMail, XSum), the tasks in turns, and all contenders answer each question greedily, in turns. ``default``: every draft is verified,
 so texts are the server's own but for near ties. ``half of the drafts``: the same with ``budget=0.5``, so the client chooses what the server
-verifies. ``as before`` chooses with both of Synera's filters, and accepts what the server finds 0.3 as likely as its own choice.
+verifies. ``as before`` chooses with both of Synera's filters, for which its device reads attention, and accepts a token that the server
+finds at least 0.3 as likely as its own choice.
 
 The server's tokens are counted for each token of the answers, joules for each answer (the device's, measured where the system measures
 them, otherwise estimated; the same for all contenders). A row's least and most are the bounds of 95 % of draws of questions.
@@ -25,16 +26,20 @@ import streamco
 from bench.report import Row, add_arguments, emit
 from bench.tasks.intervals import draw_weights, interval_of
 from bench.tasks.questions import Question, questions_in_turns
-from bench.timed.pair import WARM_UPS, Site, pair_site
+from bench.timed.pair import WARM_UPS, Site, model_of, pair_site
 from streamco import Speculate
+from streamco.client.modes.speculation.verifier_binding import drafting_engine_options
+from streamco.engines.base import EngineOptions
+from streamco.engines.llama import LlamaEngine
 
 BENCH = "pair_tasks"
 TASKS = ("gsm8k", "humaneval", "csqa", "sst2", "cnndm", "xsum")
-SERVER, DEVICE, DEFAULT = "server alone", "device alone", "default"
+SERVER, DEVICE, DEFAULT, BEFORE = "server alone", "device alone", "default", "half of the drafts, as before"
+CONTEXT = 2048
 MODES: Mapping[str, Speculate] = {
     DEFAULT: Speculate(),
     "half of the drafts": Speculate(budget=0.5),
-    "half of the drafts, as before": Speculate(budget=0.5, offload="combined", threshold=0.3),
+    BEFORE: Speculate(budget=0.5, offload="combined", threshold=0.3),
 }
 
 
@@ -62,8 +67,11 @@ def main() -> None:
 async def measure(questions: Sequence[Question]) -> dict[str, list[Answer]]:
     """Return the answers of every contender, which answer each question in turns."""
     async with AsyncExitStack() as stack:
-        site = await stack.enter_async_context(pair_site(context=2048))
-        clients = {name: await stack.enter_async_context(client_of(name, site)) for name in (SERVER, DEVICE, *MODES)}
+        site = await stack.enter_async_context(pair_site(context=CONTEXT))
+        reading = await stack.enter_async_context(attention_engine())
+        engines = {BEFORE: reading}
+        names = (SERVER, DEVICE, *MODES)
+        clients = {name: await stack.enter_async_context(client_of(name, site, engines.get(name, site.engine))) for name in names}
         for client in clients.values():
             for prompt in WARM_UPS:
                 await client.chat.completions.create(messages=[{"role": "user", "content": prompt}], max_tokens=64, temperature=0.0)
@@ -79,9 +87,21 @@ async def measure(questions: Sequence[Question]) -> dict[str, list[Answer]]:
 
 
 @asynccontextmanager
-async def client_of(name: str, site: Site) -> AsyncIterator[streamco.Client]:
+async def attention_engine() -> AsyncIterator[LlamaEngine]:
+    """Load the small model once more, to read attention, which takes time in every step. It runs on the device's core."""
+    settings = EngineOptions(threads=1, context_tokens=CONTEXT, measure_rows=True)
+    settings = drafting_engine_options(settings, 0.5, offload="combined")
+    engine = await asyncio.to_thread(LlamaEngine, model_of("0.5B", "Q4_0"), settings)
+    try:
+        yield engine
+    finally:
+        await asyncio.to_thread(engine.close)
+
+
+@asynccontextmanager
+async def client_of(name: str, site: Site, engine: LlamaEngine) -> AsyncIterator[streamco.Client]:
     """A client of one contender."""
-    device, server = streamco.DeviceEndpoint(site.engine), streamco.OpenAIEndpoint("large", base_url=site.url, name="server")
+    device, server = streamco.DeviceEndpoint(engine), streamco.OpenAIEndpoint("large", base_url=site.url, name="server")
     mode = MODES.get(name)
     if mode is not None:
         client = streamco.Client(device, server, mode=mode)
