@@ -32,7 +32,7 @@ from streamco.client.modes.names import ModeSetting, find_mode
 from streamco.client.modes.race.mode import Race
 from streamco.client.observers.base import AnswerObserver, AnswerObservers
 from streamco.client.request_facts import count_prompt, takes_long
-from streamco.client.settings import ClientSettings, check_options
+from streamco.client.settings import ClientSettings, check_has_effect, check_options
 from streamco.client.stream import ChatStream, TokenStream
 from streamco.config import Limits, Pace, ReaderPace, parse_pace
 from streamco.core.race.machine import OnFailure
@@ -111,7 +111,7 @@ class Client:
         chosen = find_mode(mode, {})
         if chosen.endpoint is not None:
             given = {"device": device, "server": server, "budget": budget, "profile": profile, "on_failure": on_failure}
-            _check_alone(chosen, {**given, "max_retries": max_retries, "seed": seed})
+            check_has_effect(chosen, {**given, "max_retries": max_retries, "seed": seed})
             device = chosen.endpoint
         endpoints = EndpointSet(device, server)
         modes: dict[str, Mode] = {"race": Race(), **{each.name: each for each in (chosen, *chosen.members)}}
@@ -229,7 +229,7 @@ class Client:
             settings = self._with_mode(chosen, budget)
         if chosen.endpoint is not None:
             failure = None if isinstance(on_failure, Unset) else on_failure
-            _check_alone(chosen, {"budget": budget, "on_failure": failure, "max_retries": max_retries})
+            check_has_effect(chosen, {"budget": budget, "on_failure": failure, "max_retries": max_retries})
         other = copy(self)
         other._owns_endpoints = False
         other._settings = replace(
@@ -425,22 +425,10 @@ class Client:
     ) -> PendingAnswer:
         settings = self._settings
         if settings.mode.endpoint is not None:
-            _check_alone(settings.mode, {"max_retries": request.max_retries})
+            check_has_effect(settings.mode, {"max_retries": request.max_retries})
         rate = settings.pace if isinstance(pace, Unset) else parse_pace(pace)
         request = settings.with_limits(request)
         return PendingAnswer(request, settings, pace=rate, shows_drafts=shows_drafts, is_streamed=is_streamed, notes=notes)
-
-
-def _check_alone(mode: Mode, settings: Mapping[str, object]) -> None:
-    """Reject settings for several endpoints in a mode where one endpoint makes all answers; None counts as not given.
-
-    Raises:
-        ConfigError: such a setting is given.
-    """
-    for name, value in settings.items():
-        if value is not None:
-            alone = f"{type(mode).__name__}(...), in which one endpoint makes all answers"
-            raise ConfigError(f"{name}: can't be combined with {alone}, got {value!r}")
 
 
 def _read_profile(setting: bytes | str | Path) -> Profile:

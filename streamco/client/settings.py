@@ -19,7 +19,7 @@ from streamco.engines.native_notice import warn_if_pure
 from streamco.errors import ConfigError
 from streamco.profiles import Profile
 
-__all__ = ["ClientSettings", "check_options"]
+__all__ = ["ClientSettings", "check_has_effect", "check_options"]
 
 
 class ClientSettings(Struct, frozen=True, kw_only=True):
@@ -108,3 +108,15 @@ def check_options(limits: object, on_failure: object) -> None:
         raise ConfigError(f'on_failure: expected "migrate", "restart", "raise" or None, got {on_failure!r}')
     if limits is not None and not isinstance(limits, Limits):
         raise ConfigError(f"limits: expected Limits or None, got {type(limits).__name__}")
+
+
+def check_has_effect(mode: Mode, settings: Mapping[str, object]) -> None:
+    """Reject settings for several endpoints in a mode where one endpoint makes all answers; None counts as not given.
+
+    Raises:
+        ConfigError: such a setting is given.
+    """
+    for name, value in settings.items():
+        if value is not None:
+            alone = f"{type(mode).__name__}(...), in which one endpoint makes all answers"
+            raise ConfigError(f"{name}: can't be combined with {alone}, got {value!r}")
