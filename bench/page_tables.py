@@ -349,6 +349,18 @@ def row_formats(run: Run) -> Iterator[str]:
     yield from table_lines(["format", *(size.removesuffix("s") if size == "1 rows" else size for size in sizes)], rows)
 
 
+def pair_tasks(run: Run) -> Iterator[str]:
+    """Yield a live pair's figures on six tasks, each with the bounds of 95 % of draws."""
+    metrics = {"score [of 1]": 2, "server's tokens [a token]": 2, "rate [tokens/s]": 1, "energy of the device [J an answer]": 0}
+    case = next(iter(dict.fromkeys(case for case, _, _ in run.rows)))
+    rows = []
+    for name in dict.fromkeys(name for _, _, name in run.rows):
+        found = [(run.row(case, metric, name), digits) for metric, digits in metrics.items()]
+        cells = [f"{row.median:.{digits}f} ({row.min:.{digits}f} to {row.max:.{digits}f})" for row, digits in found]
+        rows.append([f"**{name}**" if name == "default" else name, *cells])
+    yield from table_lines([case, "score", "server's tokens a token", "tokens/s", "device's energy, J an answer"], rows)
+
+
 def _percent(share: float) -> str:
     """Return a share as per cent; nearly all is not 100 %."""
     whole = f"{100 * share:.0f}"
@@ -373,6 +385,7 @@ TABLES: Mapping[str, PageTable] = {
     "forecasts": PageTable("research/papers.md", "speculate_simulated", forecasts),
     "importance": PageTable("research/papers.md", "importance", importance),
     "packing": PageTable("research/synera.md", "packing", packing),
+    "pair_tasks": PageTable("research/synera.md", "pair_tasks", pair_tasks),
     "unread": PageTable("speculation.md", "unread", unread),
     "row_formats": PageTable("serve.md", "row_formats", row_formats),
     "inversion": PageTable("research/split.md", "inversion", inversion),

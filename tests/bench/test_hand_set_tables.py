@@ -209,12 +209,6 @@ def window_rows() -> Iterator[TableRow]:
 
 
 def split_rows() -> Iterator[TableRow]:
-    labels = {"none (U-shape)": "none (U-shape)", "SD, PC, PD (HAT)": "SD, PC, PD (HAT)", "default": "**default** (both `auto`)"}
-    for contender, label in labels.items():
-        first = [
-            value("split_ablation", "7B, RTT 30 ms", f"time to first token [{unit}]", contender) for unit in ("ms", "of the U-shape's")
-        ]
-        yield TableRow(SPLIT, "## HAT's Table V, live", f"| {label} |", first)
     texts = [value("split_texts", "200 prompts", "equal texts", states) for states in ("f32", "f16", "i8")]
     yield TableRow(SPLIT, "`python -m bench split_texts` compares", "| 200 |", texts)
 
