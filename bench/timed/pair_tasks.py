@@ -3,8 +3,8 @@
 The pair, the machine and the server are those of ``pair``. Questions come from six tasks (GSM8K, HumanEval, CommonsenseQA, SST-2,
 CNN/DailyMail, XSum), the tasks in turns, and all contenders answer each question greedily, in turns. ``default``: every draft is verified,
 so texts are the server's own but for near ties. ``half of the drafts``: the same with ``budget=0.5``, so the client chooses what the server
-verifies. ``as before`` chooses with both of Synera's filters, for which its device reads attention, and accepts a token that the server
-finds at least 0.3 as likely as its own choice.
+verifies. ``as before`` drafts chunks of four and chooses with both of Synera's filters, for which its device reads attention, and accepts a
+token that the server finds at least 0.3 as likely as its own choice.
 
 The server's tokens are counted for each token of the answers, joules for each answer (the device's, measured where the system measures
 them, otherwise estimated; the same for all contenders). A row's least and most are the bounds of 95 % of draws of questions.
@@ -39,7 +39,7 @@ CONTEXT = 2048
 MODES: Mapping[str, Speculate] = {
     DEFAULT: Speculate(),
     "half of the drafts": Speculate(budget=0.5),
-    BEFORE: Speculate(budget=0.5, offload="combined", threshold=0.3),
+    BEFORE: Speculate(budget=0.5, window=4, offload="combined", threshold=0.3),
 }
 
 
