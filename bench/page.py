@@ -121,11 +121,12 @@ def pace() -> Question:
         [case, *(figure(run.value(f"{case}, {rate} tokens/s", "error p99 [ms]", "loop timer")) for rate in rates)]
         for case in ("asyncio, idle", "uvloop, idle", "asyncio, interpreter lock busy")
     ]
+    smooth = figure(run.value("a pacer alone, 50 tokens/s", "time [us a token]", "pace smooth"))
     cost = figure(run.value("asyncio, 10,000 streams, 1 token/s each", "processor time [us a token]", "loop timer"))
     return Question(
         "How even is a pace?",
         "The table says how many milliseconds late the slowest token in a hundred is. No token is early. The event loop's own timers release the tokens; "
-        f"with ten thousand streams that costs {cost} us of processor time per token.",
+        f"with ten thousand streams that costs {cost} us of processor time per token. Computing the due times of smooth text takes {smooth} us.",
         ("pacing",),
         ("ms late", *(f"{rate} tokens/s" for rate in rates)),
         rows,
