@@ -28,6 +28,7 @@ from typing import NamedTuple
 from bench.counted.worlds import PHONE_MODELS, Phone, RequestDraws, Service, World, recorded_lengths, services, with_table_8
 from bench.report import Row, add_arguments, emit
 from streamco.client.modes.race.migration import MigrationOptions
+from streamco.core.race.learner import PolicyName
 from streamco.policies.cost import RATE_DEVICE_CONSTRAINED, RATE_SERVER_CONSTRAINED, constraint, device_costs
 from streamco.policies.dispatch import Side
 
@@ -77,7 +78,7 @@ class Job:
     phone: Phone
     side: Side
     budget: float
-    policy: str
+    policy: PolicyName
     answers: int
 
 
@@ -144,7 +145,7 @@ def is_constrained(service: Service, phone: Phone, side: Side) -> bool:
     return constraint(service.prices, device_costs(phone.shape, exchange_rate=RATES[side])) == side
 
 
-def run_all(budgets: Sequence[float], *, every: int, answers: int, policy: str) -> list[Cell]:
+def run_all(budgets: Sequence[float], *, every: int, answers: int, policy: PolicyName) -> list[Cell]:
     """All pairs that belong to a side."""
     jobs = [
         Job(service, phone, side, budget, policy, answers)
@@ -157,7 +158,7 @@ def run_all(budgets: Sequence[float], *, every: int, answers: int, policy: str) 
     return run_jobs(jobs)
 
 
-def run_again(cells: Iterable[Cell], *, answers: int, policy: str) -> list[Cell]:
+def run_again(cells: Iterable[Cell], *, answers: int, policy: PolicyName) -> list[Cell]:
     """The settings that cost more, with more answers: a few answers that ended right behind the change decide over few answers."""
     found = {service.name: service for service in (*services(), *with_table_8())}
     phones = {phone.name: phone for phone in PHONE_MODELS}

@@ -17,6 +17,7 @@ from typing import Any
 import streamco
 from bench.counted.migration_live import Breaking
 from bench.report import Row, add_arguments, emit
+from streamco.core.race.learner import PolicyName
 from streamco.endpoints.base import Endpoint, EndpointStream, Request
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.engines.base import EngineOptions
@@ -62,7 +63,11 @@ async def _measure(name: str, url: str, cuts: int) -> list[Row]:
     server = _Breaking(streamco.OpenAIEndpoint(MODEL, base_url=url, name="server"))
     rng, counted = random.Random(7), {}
     async with streamco.Client(device, server, budget=1.0) as client:
-        for way, broken, policy in (("to the device", server, "server-first"), ("to the server", device, "device-first")):
+        ways: tuple[tuple[str, _Breaking, PolicyName], ...] = (
+            ("to the device", server, "server-first"),
+            ("to the server", device, "device-first"),
+        )
+        for way, broken, policy in ways:
             asking = client.with_options(mode=streamco.Race(policy=policy))
             counted[way] = await _cut(asking, broken, cuts, rng)
     found = f"{name}: found as {server.provider}, goes on by {server.capabilities.continuation}"

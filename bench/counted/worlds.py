@@ -14,6 +14,7 @@ from bench.traces import data_folder, token_counter
 from streamco.client.modes.race.dispatcher import Dispatcher, DispatchOptions
 from streamco.client.modes.race.migration import MigrationOptions
 from streamco.config import READING
+from streamco.core.race.learner import PolicyName
 from streamco.endpoints.known_servers.providers import Provider, find_provider
 from streamco.policies.dispatch import Side
 from streamco.profiles import DeviceSpeed, ModelShape, Prices, Profile, TTFTDistribution
@@ -196,7 +197,7 @@ class World(SimulatedClient):
         constrained: Side,
         budget: float,
         exchange_rate: float,
-        policy: str = "auto",
+        policy: PolicyName = "auto",
         migration: MigrationOptions | None = None,
         adapt: Callable[[Dispatcher], None] | None = None,
         pace: float | None = READING,

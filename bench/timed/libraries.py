@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 from bench.fetch_models import fetched
@@ -47,7 +48,7 @@ def main() -> None:
             rates[library].append((read, written))
             return float(written)
 
-        interleave({library: lambda library=library: run(library) for library in LIBRARIES}, 2 if options.quick else 8)
+        interleave({library: partial(run, library) for library in LIBRARIES}, 2 if options.quick else 8)
         for place, metric in enumerate(("prompt read", "written")):
             found = {library: [pair[place] for pair in pairs] for library, pairs in rates.items()}
             rows += rows_from(BENCH, f"{name}, {threads} threads", metric, "tokens/s", found)
