@@ -140,12 +140,19 @@ async def pair_site(
         with on_core(server_core):
             url = await stack.enter_async_context(running_server(*options, *(("--exact",) if exact else ())))
         stack.enter_context(on_core(device_core))
-        settings = drafting_engine_options(streamco.engines.EngineOptions(threads=1, context_tokens=context, measure_rows=True), 1.0)
-        engine = await asyncio.to_thread(LlamaEngine, small, settings)
-        try:
-            yield Site(engine, url, await reported_costs(url, engine), engine.row_costs()[1])
-        finally:
-            await asyncio.to_thread(engine.close)
+        engine = await stack.enter_async_context(drafting_engine(small, context))
+        yield Site(engine, url, await reported_costs(url, engine), engine.row_costs()[1])
+
+
+@asynccontextmanager
+async def drafting_engine(model: Path, context: int, budget: float = 1.0) -> AsyncIterator[LlamaEngine]:
+    """An engine that drafts, on this process's core. Below a budget of 1 it also reads attention."""
+    options = streamco.engines.EngineOptions(threads=1, context_tokens=context, measure_rows=True)
+    engine = await asyncio.to_thread(LlamaEngine, model, drafting_engine_options(options, budget))
+    try:
+        yield engine
+    finally:
+        await asyncio.to_thread(engine.close)
 
 
 async def reported_costs(url: str, engine: LlamaEngine) -> RowCosts:

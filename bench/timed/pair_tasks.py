@@ -26,10 +26,8 @@ import streamco
 from bench.report import Row, add_arguments, emit
 from bench.tasks.intervals import draw_weights, interval_of
 from bench.tasks.questions import Question, questions_in_turns
-from bench.timed.pair import WARM_UPS, Site, model_of, pair_site
+from bench.timed.pair import WARM_UPS, Site, drafting_engine, model_of, pair_site
 from streamco import Speculate
-from streamco.client.modes.speculation.verifier_binding import drafting_engine_options
-from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 
 BENCH = "pair_tasks"
@@ -68,8 +66,7 @@ async def measure(questions: Sequence[Question]) -> dict[str, list[Answer]]:
     """Return the answers of every contender, which answer each question in turns."""
     async with AsyncExitStack() as stack:
         site = await stack.enter_async_context(pair_site(context=CONTEXT))
-        reading = await stack.enter_async_context(attention_engine())
-        engines = {BEFORE: reading}
+        engines = {BEFORE: await stack.enter_async_context(drafting_engine(model_of("0.5B", "Q4_0"), CONTEXT, budget=0.5))}
         names = (SERVER, DEVICE, *MODES)
         clients = {name: await stack.enter_async_context(client_of(name, site, engines.get(name, site.engine))) for name in names}
         for client in clients.values():
@@ -84,18 +81,6 @@ async def measure(questions: Sequence[Question]) -> dict[str, list[Answer]]:
             for name in (*order[turn % len(order) :], *order[: turn % len(order)]):
                 answers[name].append(await ask(clients[name], question, question.max_tokens))
         return answers
-
-
-@asynccontextmanager
-async def attention_engine() -> AsyncIterator[LlamaEngine]:
-    """Load the small model once more, to read attention, which takes time in every step. It runs on the device's core."""
-    settings = EngineOptions(threads=1, context_tokens=CONTEXT, measure_rows=True)
-    settings = drafting_engine_options(settings, 0.5, offload="combined")
-    engine = await asyncio.to_thread(LlamaEngine, model_of("0.5B", "Q4_0"), settings)
-    try:
-        yield engine
-    finally:
-        await asyncio.to_thread(engine.close)
 
 
 @asynccontextmanager

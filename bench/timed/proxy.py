@@ -179,7 +179,7 @@ async def _loads(http: aiohttp.ClientSession, running: Mapping[str, tuple[int, s
             summarise([float(sum(load.broken for load in loads))], metric="streams that did not end whole", unit="streams", **share),
         ]
         if name == "streamco":
-            for other in found.keys() - {name}:
+            for other in (each for each in found if each != name):
                 pairs = list(zip(loads, found[other], strict=True))
                 events, a_core = [us.event / its.event for us, its in pairs], [us.a_core / its.a_core for us, its in pairs]
                 rows.append(summarise(events, metric=f"CPU an event, {other} = 1", unit="x", **share))
@@ -205,7 +205,7 @@ async def _load(http: aiohttp.ClientSession, pid: int, url: str, count: int) -> 
     """Read short answers, then long ones, and measure the long ones while all of them are running."""
     events, before = [0], _cpu(pid)
     waits = [STARTS * number / count + GAP * (number * GOLDEN % 1) for number in range(count)]
-    short = await asyncio.gather(*(_read_later(wait, http, url, f"slow-{SHORT}", [0]) for wait in waits), return_exceptions=True)
+    short = await asyncio.gather(*(_read_later(wait, http, url, f"slow-{SHORT}") for wait in waits), return_exceptions=True)
     spent = 1e6 * (_cpu(pid) - before) / count
     reading = [asyncio.ensure_future(_read_later(wait, http, url, f"slow-{LONG}", events)) for wait in waits]
     await asyncio.sleep(SETTLED)
@@ -221,7 +221,9 @@ async def _load(http: aiohttp.ClientSession, pid: int, url: str, count: int) -> 
     )
 
 
-async def _read_later(wait: float, http: aiohttp.ClientSession, url: str, model: str, seen: list[int]) -> tuple[float | None, int]:
+async def _read_later(
+    wait: float, http: aiohttp.ClientSession, url: str, model: str, seen: list[int] | None = None
+) -> tuple[float | None, int]:
     await asyncio.sleep(wait)
     return await _read(http, url, model, seen)
 

@@ -72,7 +72,7 @@ class DeliveryQueue:
             self._reader.set_result(None)
 
     def put_back(self, batch: Batch) -> None:
-        """Undo taking a batch: the reader gets it next."""
+        """Put a batch back that was taken, so that the reader gets it next."""
         if not self.has_left:
             size = _size(batch)
             self.batches.appendleft(batch)

@@ -181,7 +181,7 @@ class ChatStream(AnswerStream[ChatCompletionChunk]):
         self._includes_usage = includes_usage
 
     async def pass_on(self, send: Callable[[ChatCompletionChunk], Awaitable[None]], relay: Relay | None = None) -> None:
-        """Read the whole answer and give it to functions: for programs that send it on, because most plain text then needs no chunk.
+        """Read the whole answer and pass it to two functions. For programs that send it on: most plain text then needs no chunk.
 
         Args:
             send: awaited with each chunk.
@@ -277,7 +277,7 @@ async def _read_chunks(answer: PendingAnswer, *, includes_usage: bool) -> AsyncG
 
 
 class _Chunks:
-    """Chooses what a reader gets of the chunks that were delivered; see ``ChatStream`` about usage and chunks without choices."""
+    """Chooses which of the delivered chunks a reader gets; see ``ChatStream`` about usage and chunks without choices."""
 
     __slots__ = ("_answer", "_counts", "_driver", "_includes_usage", "_last")
 

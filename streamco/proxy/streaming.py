@@ -189,7 +189,7 @@ async def stream_answer(
 
 
 def _send_chunks(answer: ChatStream, sender: _Sender, shape: ResponseShape, marks: OriginMarks | None) -> Coroutine[Any, Any, None]:
-    """Send all chunks. A plain function for the same reason."""
+    """Return a coroutine that sends all chunks. This is a plain function, because a coroutine here would be resumed with each event."""
     encode = shape.event if marks is None else marks.event
 
     async def send(chunk: ChatCompletionChunk) -> None:
