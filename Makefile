@@ -115,7 +115,7 @@ attack: $(VENV)/.dev
 
 # What stands on native code, on the pure twins; and the asyncio tests in debug mode.
 pure: $(VENV)/.dev
-	STREAMCO_NO_NATIVE=1 $(PYTEST) -q $(PARALLEL) tests/native tests/core/test_pacer.py tests/core/test_delivery.py tests/wire tests/engines tests/endpoints tests/server -m "not long and not model and not peer"
+	STREAMCO_NO_NATIVE=1 $(PYTEST) -q $(PARALLEL) tests/native tests/core/test_pacer.py tests/core/test_smooth_schedule.py tests/core/test_delivery.py tests/wire tests/engines tests/endpoints tests/server -m "not long and not model and not peer"
 	PYTHONASYNCIODEBUG=1 $(PYTEST) -q $(PARALLEL) tests/client tests/endpoints tests/contract -m "not long and not model and not peer"
 
 style: $(VENV)/.dev

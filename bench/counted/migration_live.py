@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from streamco.client.modes.race.driver import RaceDriver
 from streamco.config import RetryPolicy, SamplingOptions
-from streamco.core.pacer import weigh_chunk
+from streamco.core.pieces import weigh_chunk
 from streamco.core.race.attempt import AttemptPlan
 from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.endpoints.base import Capabilities, Endpoint, EndpointStream, Kind, Request, TokenPrices

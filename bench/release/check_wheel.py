@@ -16,7 +16,7 @@ from pathlib import Path
 
 import streamco
 from streamco import _native as native
-from streamco._native import ring_py, ssescan_py, tokenpack_py, topk_py
+from streamco._native import pacedring_py, ring_py, ssescan_py, tokenpack_py, topk_py
 from streamco.testing import Cut, ScriptedResponse, ScriptedServer, chunk_event, stream_answer
 
 ROUNDS = 300
@@ -85,14 +85,21 @@ def compare_twins(rng: random.Random) -> None:
 
 
 def compare_rings(rng: random.Random) -> None:
-    """Run the same random calls on both rings."""
+    """Run the same random calls on both rings and both paced rings."""
     rings = native.Ring[int](8), ring_py.Ring[int](8)
+    paced = native.PacedRing[int](0.1, 0.01), pacedring_py.PacedRing[int](0.1, 0.01)
+    now = 0.0
     for step in range(rng.randint(1, 40)):
+        now += rng.random() * 0.2
         if rng.random() < 0.6:
             assert rings[0].push(step) == rings[1].push(step)
+            for ring in paced:
+                ring.push(1 + step % 3, step, now)
         else:
             assert rings[0].drain(2) == rings[1].drain(2)
+            assert paced[0].release(now) == paced[1].release(now)
         assert len(rings[0]) == len(rings[1])
+        assert paced[0].next_due() == paced[1].next_due()
 
 
 async def answer() -> str:

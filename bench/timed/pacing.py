@@ -32,7 +32,6 @@ from streamco.client.modes.race.driver import RaceDriver
 from streamco.core.pacer import Pacer
 from streamco.core.race.attempt import AttemptPlan
 from streamco.core.race.machine import RaceMachine, RacePlan
-from streamco.core.smooth_pacer import SmoothPacer
 from streamco.endpoints.base import Request
 from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
 
@@ -216,7 +215,7 @@ def measure_crowds(streams: int, starts: float, count: int) -> list[Row]:
 def measure_pacers(rounds: int) -> list[Row]:
     """Return a token's way through a pacer: fed, looked at twice, released; evenly, and in bursts of eight."""
 
-    def contender(pacer: Pacer | SmoothPacer, burst: int) -> Callable[[], float]:
+    def contender(pacer: Pacer, burst: int) -> Callable[[], float]:
         chunks, now = [text_chunk(" word")] * burst, 0.0
 
         def pass_one() -> None:
@@ -231,7 +230,7 @@ def measure_pacers(rounds: int) -> list[Row]:
 
     rows: list[Row] = []
     for case, burst in (("a pacer alone, 50 tokens/s", 1), ("a pacer alone, 8 tokens every 160 ms", 8)):
-        samples = interleave({"pace 50": contender(Pacer(50.0), burst), "pace smooth": contender(SmoothPacer(), burst)}, rounds)
+        samples = interleave({"pace 50": contender(Pacer(50.0), burst), "pace smooth": contender(Pacer("smooth"), burst)}, rounds)
         rows += rows_from("pacing", case, "time", "us a token", samples)
     return rows
 

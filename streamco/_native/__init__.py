@@ -22,6 +22,7 @@ __all__ = [
     "WAKE",
     "WHY_PURE",
     "NodeTap",
+    "PacedRing",
     "Ring",
     "argmax",
     "copy_events",
@@ -42,7 +43,7 @@ def _why_pure() -> str:
     if IS_PURE_WANTED:
         return "STREAMCO_NO_NATIVE is set"
     try:
-        for leaf in ("nodetap", "ring", "ssescan", "tokenpack", "topk"):
+        for leaf in ("nodetap", "pacedring", "ring", "ssescan", "tokenpack", "topk"):
             import_module(f"{__name__}.{leaf}")
     except ImportError as error:
         return str(error)
@@ -56,12 +57,14 @@ HAS_NATIVE = not WHY_PURE
 
 if TYPE_CHECKING or not HAS_NATIVE:
     from streamco._native.nodetap_py import NodeTap
+    from streamco._native.pacedring_py import PacedRing
     from streamco._native.ring_py import Ring
     from streamco._native.ssescan_py import copy_events, scan_events
     from streamco._native.tokenpack_py import pack, packed_size, unpack, unpack_into
     from streamco._native.topk_py import argmax, log_probability, row_at, sample_row, softmax_into, top_k
 else:
     from streamco._native.nodetap import NodeTap
+    from streamco._native.pacedring import PacedRing
     from streamco._native.ring import Ring
     from streamco._native.ssescan import copy_events, scan_events
     from streamco._native.tokenpack import pack, packed_size, unpack, unpack_into

@@ -6,7 +6,6 @@ from streamco.config import ReaderPace, fixed_rate
 from streamco.core.meter import Meter
 from streamco.core.pacer import Pacer
 from streamco.core.race.commands import DeliverTokens
-from streamco.core.smooth_pacer import SmoothPacer
 from streamco.openai_types import ChatCompletionChunk
 
 __all__ = ["Delivery"]
@@ -22,13 +21,8 @@ class Delivery:
 
     def __init__(self, pace: ReaderPace, reader_rate: float) -> None:
         self.meter = Meter(reader_rate)
-        rate = fixed_rate(pace)
-        self._has_rate = rate is not None
-        self._pacer: Pacer | SmoothPacer | None = None
-        if rate is not None:
-            self._pacer = Pacer(rate)
-        elif pace == "smooth":
-            self._pacer = SmoothPacer()
+        self._has_rate = fixed_rate(pace) is not None
+        self._pacer = None if pace is None else Pacer(pace)
         self.is_paced = self._pacer is not None
         """True if tokens may be held back."""
 

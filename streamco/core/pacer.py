@@ -1,137 +1,66 @@
 """The token buffer between an endpoint and the reader (DiSCo 4.3, "token buffer"; 2.2 for the rates).
 
-The first token fixes the reader's timeline: token n is due at ``t_first + n / rate``, so lateness never adds up. If the buffer is empty
-when a token is due, that token goes out as soon as it arrives. The tokens after it follow at ``catch_up`` times the rate until the timeline
-is reached again, so a burst after a stall is smoothed. The first token is never held back.
+There is one ring of pieces with due times, and a schedule that fills it. This module has the schedule of a fixed rate, and
+``smooth_schedule`` has the one without a rate.
 
-A server's chunk may contain a whole burst of tokens. Such a chunk is cut at word ends, so that its words keep the pace too. Joined, the
-pieces give the chunk's text again, and its finish reason and usage go into the last piece. Chunks without content stay in order between
-the tokens.
+At a fixed rate, the first token fixes the reader's timeline: token n is due at ``t_first + n / rate``, so lateness never adds up. If the
+buffer is empty when a token is due, that token goes out as soon as it arrives. The tokens after it follow at ``catch_up`` times the rate
+until the timeline is reached again, so a burst after a stall is smoothed. The first token is never held back.
+
+A server's chunk may contain a whole burst of tokens. Such a chunk is cut at word ends, so that its words keep the pace too. Chunks without
+content stay in order between the tokens.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from typing import Literal, Protocol
 
-from msgspec.structs import replace
+from streamco._native import PacedRing
+from streamco.core.pieces import split_chunk, weigh_chunk
+from streamco.core.smooth_schedule import SmoothSchedule
+from streamco.openai_types import ChatCompletionChunk
 
-from streamco.core.paced_ring import PacedRing
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, further_fields, with_further, without_further
-
-__all__ = ["MAX_TOKEN_CHARACTERS", "Pacer", "cut_chunk", "split_chunk", "weigh_chunk"]
-
-# Chinese, Japanese and Korean are written without spaces, so a character with its modifiers counts as a word.
-_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
-_WORD = re.compile(rf"\s*(?:[{_CJK}][\ufe00-\ufe0f\u3099\u309a]*|[^\s{_CJK}]+)(?:\s+$)?|\s+")
-_CHARACTERS_A_TOKEN = 4  # OpenAI's rule of thumb for English text
-MAX_TOKEN_CHARACTERS = 12  # nearly every single token of cl100k is shorter
-_MAX_PIECES = 1024  # of one chunk: each takes some hundred bytes, and a chunk may hold a megabyte of text
+__all__ = ["Pacer"]
 
 
-def _estimate(text: str) -> int:
-    return 1 if len(text) <= MAX_TOKEN_CHARACTERS else round(len(text) / _CHARACTERS_A_TOKEN)
+class _Schedule(Protocol):
+    """Decides when the pieces of an answer are due."""
+
+    @property
+    def ring(self) -> PacedRing[tuple[str, ChatCompletionChunk]]: ...
+
+    def feed(self, source: str, chunks: list[ChatCompletionChunk], *, now: float) -> None: ...
 
 
-def weigh_chunk(chunk: ChatCompletionChunk) -> int:
-    """Return the length of a chunk's text in tokens, partly estimated, or 0 if there is nothing to read in it."""
-    weight = 0
-    for choice in chunk.choices:
-        if choice.token_ids:
-            weight += len(choice.token_ids)
-            continue
-        delta = choice.delta
-        for text in (delta.content, delta.reasoning_content or delta.reasoning, delta.refusal):
-            if text:
-                weight += _estimate(text)
-        if delta.tool_calls or delta.function_call:
-            weight += 1
-    return weight
-
-
-def split_chunk(chunk: ChatCompletionChunk) -> list[ChatCompletionChunk]:
-    """Cut a chunk of plain text at word ends and return the pieces; any other chunk is returned whole.
-
-    Joined, the pieces have the chunk's content. If a chunk has more than 1,024 words, a piece holds several words.
-    Log-probabilities and token ids belong to their text, so a chunk with them stays whole.
-    """
-    if len(chunk.choices) != 1:
-        return [chunk]
-    choice = chunk.choices[0]
-    delta = choice.delta
-    content, thinking = delta.content, delta.reasoning_content or delta.reasoning
-    text = content or thinking
-    if (
-        not text
-        or (content and thinking)
-        or choice.logprobs is not None
-        or choice.token_ids
-        or delta.tool_calls
-        or len(text) <= MAX_TOKEN_CHARACTERS
-    ):
-        return [chunk]
-    words = _WORD.findall(text)
-    if len(words) < 2:
-        return [chunk]
-    if len(words) > _MAX_PIECES:
-        size = -(-len(words) // _MAX_PIECES)
-        words = ["".join(words[start : start + size]) for start in range(0, len(words), size)]
-    return cut_chunk(chunk, words)
-
-
-def cut_chunk(chunk: ChatCompletionChunk, texts: Sequence[str]) -> list[ChatCompletionChunk]:
-    """Cut a chunk of plain text into one chunk for each of these texts, which joined give its content or its reasoning.
-
-    The role and the server's additional fields go into the first piece, and the finish reason and the usage into the last one.
-    """
-    if len(texts) == 1:
-        return [chunk]
-    choice = chunk.choices[0]
-    plain = without_further(chunk) or chunk
-    pieces = [_piece(plain, text, is_content=bool(choice.delta.content)) for text in texts]
-    pieces[0] = _with_provided(pieces[0], chunk)
-    last = pieces[-1]
-    end = last.choices[0]
-    end.finish_reason, end.native_finish_reason = choice.finish_reason, choice.native_finish_reason
-    end.stop_reason, end.matched_stop = choice.stop_reason, choice.matched_stop
-    last.usage = chunk.usage
-    return pieces
-
-
-def _with_provided(piece: ChatCompletionChunk, chunk: ChatCompletionChunk) -> ChatCompletionChunk:
-    """Return the first piece with the fields that only one piece may have: the role, and fields that only some servers send."""
-    choice, source = piece.choices[0], chunk.choices[0]
-    choice.delta.role, choice.delta.reasoning_details = source.delta.role, source.delta.reasoning_details
-    choice.delta.channel, choice.delta.audio = source.delta.channel, source.delta.audio
-    choice.content_filter_results = source.content_filter_results
-    choice.delta = with_further(choice.delta, further_fields(source.delta))
-    piece.choices = [with_further(choice, further_fields(source))]
-    piece.obfuscation, piece.p = chunk.obfuscation, chunk.p
-    piece.stream_options, piece.moderation = chunk.stream_options, chunk.moderation
-    return with_further(piece, further_fields(chunk))
-
-
-def _piece(chunk: ChatCompletionChunk, text: str, *, is_content: bool) -> ChatCompletionChunk:
-    if is_content:
-        delta = ChoiceDelta(content=text)
-    else:
-        name_is_long = chunk.choices[0].delta.reasoning_content is not None
-        delta = ChoiceDelta(reasoning_content=text) if name_is_long else ChoiceDelta(reasoning=text)
-    choice = ChunkChoice(delta=delta, index=chunk.choices[0].index)
-    return replace(chunk, choices=[choice], usage=None, obfuscation=None, p=None, stream_options=None, moderation=None)
-
-
-class Pacer:
-    """Holds chunks until they are due, in a ring that knows their due times. The delivery owns it.
+class _FixedSchedule:
+    """The timeline of a fixed rate.
 
     Args:
         rate: tokens per second at the reader, > 0.
         catch_up: how many times faster than ``rate`` overdue tokens may follow one another, >= 1.
     """
 
-    def __init__(self, rate: float, *, catch_up: float = 2.0) -> None:
+    def __init__(self, rate: float, catch_up: float) -> None:
         period = 1.0 / rate
-        self._ring: PacedRing[ChatCompletionChunk] = PacedRing(period, period / catch_up)
+        self.ring = PacedRing[tuple[str, ChatCompletionChunk]](period, period / catch_up)
+
+    def feed(self, source: str, chunks: list[ChatCompletionChunk], *, now: float) -> None:
+        for chunk in chunks:
+            for piece in split_chunk(chunk):
+                self.ring.push(weigh_chunk(piece), (source, piece), now)
+
+
+class Pacer:
+    """Holds chunks until they are due. The delivery owns it.
+
+    Args:
+        pace: tokens per second at the reader, > 0, or "smooth" for the rate at which the text arrives.
+        catch_up: how many times faster than a fixed rate overdue tokens may follow one another, >= 1. It has no meaning for "smooth".
+    """
+
+    def __init__(self, pace: float | Literal["smooth"], *, catch_up: float = 2.0) -> None:
+        self._schedule: _Schedule = SmoothSchedule() if pace == "smooth" else _FixedSchedule(pace, catch_up)
+        self._ring = self._schedule.ring
 
     @property
     def buffered(self) -> int:
@@ -140,18 +69,19 @@ class Pacer:
 
     def feed(self, source: str, chunks: list[ChatCompletionChunk], *, now: float) -> None:
         """Add chunks after the ones already held."""
-        for chunk in chunks:
-            for piece in split_chunk(chunk):
-                self._ring.push(weigh_chunk(piece), source, piece, now)
+        self._schedule.feed(source, chunks, now=now)
 
     def next_due(self) -> float | None:
-        """Return when the next chunk is due, or None if nothing is held."""
+        """Return when the next piece is due, or None if nothing is held."""
         return self._ring.next_due()
 
     def release(self, *, now: float) -> list[tuple[str, ChatCompletionChunk]]:
-        """Remove the chunks that are due, and return them with their endpoints, in order."""
+        """Remove the pieces that are due, and return them with their endpoints, in order.
+
+        Smooth text that is due within one display frame goes out too, because the eye sees no difference and fewer timers are needed.
+        """
         return self._ring.release(now)
 
     def flush(self) -> list[tuple[str, ChatCompletionChunk]]:
-        """Remove all chunks, due or not, and return them with their endpoints."""
+        """Remove all pieces, due or not, and return them with their endpoints."""
         return self._ring.flush()

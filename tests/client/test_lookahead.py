@@ -9,12 +9,15 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import streamco.core.pacer
+import streamco.core.smooth_schedule
 from streamco.client.client import Client
 from streamco.config import Limits
 from streamco.endpoints.device import DeviceEndpoint
@@ -24,7 +27,17 @@ from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.testing.engine import FakeEngine, FakeGeneration
 from streamco.testing.virtual_clock import VirtualTimeLoop, run_in_virtual_time
+from tests.native.conftest import TWINS, load_twin
 from tests.support.examples import examples
+
+
+@pytest.fixture(params=TWINS)
+def pacedring(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Let the pacer use this twin of the ring."""
+    module = load_twin("pacedring", request.param)
+    monkeypatch.setattr(streamco.core.pacer, "PacedRing", module.PacedRing)
+    monkeypatch.setattr(streamco.core.smooth_schedule, "PacedRing", module.PacedRing)
+    return module
 
 
 @pytest.mark.parametrize("pace", [5.0, 20.0, 100.0])
@@ -140,7 +153,7 @@ def check_bound(pace: float, lookahead: float, unread: int, reader: list[tuple[s
     run_in_virtual_time(begin())
 
 
-def test_the_bound_holds_for_every_pace_limit_and_reader() -> None:
+def test_the_bound_holds_for_every_pace_limit_and_reader(pacedring: ModuleType) -> None:
     check_bound()
 
 
@@ -160,7 +173,7 @@ def watched(engine: LlamaEngine) -> list[RunningGeneration]:
 @pytest.mark.long
 @pytest.mark.model
 @pytest.mark.parametrize("prompt", ["Write a long story.", "Repeat this for ever: 🐈🐕🐈🐕🐈🐕"])
-async def test_a_real_models_sequence_is_parked_at_the_bound_and_its_thread_is_not(prompt: str) -> None:
+async def test_a_real_models_sequence_is_parked_at_the_bound_and_its_thread_is_not(prompt: str, pacedring: ModuleType) -> None:
     engine = await asyncio.to_thread(lambda: LlamaEngine(packaged_model(), EngineOptions(threads=1)))
     generations = watched(engine)
     limits, pace = Limits(lookahead=1.0), 32.0

@@ -15,7 +15,7 @@ from streamco.client.modes.race.mode import Race
 from streamco.client.stream import Token, TokenStream
 from streamco.config import Limits
 from streamco.core.meter import FRAME
-from streamco.core.smooth_pacer import MAX_ADDED_DELAY
+from streamco.core.smooth_schedule import MAX_ADDED_DELAY
 from streamco.endpoints.base import Capabilities, TokenPrices
 from streamco.errors import EndpointConnectError, EndpointError
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta

@@ -27,6 +27,11 @@ def nodetap(request: pytest.FixtureRequest) -> ModuleType:
 
 
 @pytest.fixture(scope="module", params=TWINS)
+def pacedring(request: pytest.FixtureRequest) -> ModuleType:
+    return load_twin("pacedring", request.param)
+
+
+@pytest.fixture(scope="module", params=TWINS)
 def ring(request: pytest.FixtureRequest) -> ModuleType:
     return load_twin("ring", request.param)
 

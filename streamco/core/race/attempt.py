@@ -214,11 +214,13 @@ class Attempt:
     def count(self, tokens: int, at: float, confidences: Sequence[TokenConfidence] = ()) -> None:
         """Record content tokens that arrived ``at`` seconds after the request, and how sure the model was of them, if known."""
         self.tokens += tokens
-        self.confidence.record(confidences)
+        if confidences:
+            self.confidence.record(confidences)
+        early = self._early
         if self.first_token is None:
             self.first_token, self._early = at, _EarlyTokens(tokens, at, tokens, at)
-        elif self._early is not None and self.is_new:
-            self._early.last, self._early.last_at = self.tokens, at
+        elif early is not None and self.tokens <= _RATE_TOKENS and not self._is_rated:  # is_new, but every early token comes here
+            early.last, early.last_at = self.tokens, at
 
     def end_rating(self) -> None:
         """Stop measuring the rate, because the endpoint pauses. It is computed from the tokens so far."""

@@ -20,18 +20,16 @@ All amounts are in tokens as ``weigh_chunk`` counts them; a piece has a share of
 
 from __future__ import annotations
 
-from collections import deque
-from math import inf
-
 from msgspec import Struct
 
+from streamco._native import PacedRing
 from streamco.core.arrival_rate import ArrivalRate
 from streamco.core.graphemes import cut_evenly
 from streamco.core.meter import FRAME
-from streamco.core.pacer import MAX_TOKEN_CHARACTERS, cut_chunk, weigh_chunk
+from streamco.core.pieces import MAX_TOKEN_CHARACTERS, cut_chunk, weigh_chunk
 from streamco.openai_types import ChatCompletionChunk
 
-__all__ = ["MAX_ADDED_DELAY", "SmoothPacer"]
+__all__ = ["MAX_ADDED_DELAY", "SmoothSchedule"]
 
 MAX_ADDED_DELAY = 0.4  # seconds from a piece's arrival, as in huggingface/chat-ui
 _SPREAD = MAX_ADDED_DELAY - FRAME  # seconds over which a burst is spread, since a timer may be a frame late
@@ -39,18 +37,15 @@ _MAX_PIECES = 20  # of one chunk; spread over that time they are more than a fra
 _DRAIN = 0.4  # seconds: the time constant with which a standing buffer is drained
 
 
-class _Piece(Struct):
-    """A chunk or a part of one, held since ``arrived``. ``amount`` is 0 if it is passed on unchanged and not held."""
-
-    source: str
-    chunk: ChatCompletionChunk
-    tokens: int
-    amount: float
-    arrived: float
-
-
 class _Burst(Struct):
-    """Pieces that arrived together and must go out by ``latest``; ``last`` is the newest piece's amount."""
+    """Text that arrived together and must go out by ``latest``.
+
+    Args:
+        latest: a time in seconds.
+        pieces: number of all pieces of the answer, up to the last one of this burst.
+        amount: their amount.
+        last: the amount of the last one.
+    """
 
     latest: float
     pieces: int = 0
@@ -58,69 +53,33 @@ class _Burst(Struct):
     last: float = 0.0
 
 
-class SmoothPacer:
-    """Smooths the text of one answer. The delivery owns it, and it has the same methods as ``Pacer``.
-
-    Attributes:
-        buffered: number of tokens held.
-    """
+class SmoothSchedule:
+    """Fills a ring with the text of one answer, and chooses the speed at which it goes out. The pacer owns it."""
 
     def __init__(self) -> None:
-        self.buffered = 0
-        self._held: deque[_Piece] = deque()
-        self._bursts: deque[_Burst] = deque()  # bursts of which something is still held
-        self._amount = 0.0  # of the held text
-        self._passing = 0  # number of the oldest pieces, which aren't held
+        self.ring = PacedRing[tuple[str, ChatCompletionChunk]](None, 1.0, early=FRAME, late=FRAME)
+        self._bursts: list[_Burst] = []  # bursts of which something may still be held
+        self._amount = 0.0  # of the text that was pushed so far
         self._arrivals = ArrivalRate(pause=MAX_ADDED_DELAY)
-        self._speed = 1.0  # tokens per second, chosen again at each arrival
-        self._last = -inf  # due time of the piece that was released last
-        self._next = -inf  # when that piece has had its time
 
     def feed(self, source: str, chunks: list[ChatCompletionChunk], *, now: float) -> None:
-        """Add chunks after the ones already held."""
-        before = self._amount
+        """Add chunks after the ones already held, and choose the speed again."""
+        ring = self.ring
+        before, held = self._amount, ring.amount
         for chunk in chunks:
             self._add(source, chunk, now)
         if (added := self._amount - before) > 0:
-            left = max(0.0, self._next - now) * self._speed  # of the piece that was released last
-            is_first = self._arrivals.record(added, held=before + left, now=now)
+            left = max(0.0, ring.earliest - now) / ring.gap  # of the piece that was released last
+            is_first = self._arrivals.record(added, held=held + left, now=now)
             self._choose_speed(0.0 if is_first else left, now)
 
-    def next_due(self) -> float | None:
-        """Return when the next piece is due, or None if nothing is held."""
-        return self._due(self._held[0]) if self._held else None
-
-    def release(self, *, now: float) -> list[tuple[str, ChatCompletionChunk]]:
-        """Remove the pieces that are due, and return them with their endpoints, in order.
-
-        Pieces that are due within one display frame go out too, because the eye sees no difference and fewer timers are needed.
-        """
-        released: list[tuple[str, ChatCompletionChunk]] = []
-        while self._held and (due := self._due(piece := self._held[0])) <= now + FRAME:
-            self._held.popleft()
-            released.append((piece.source, piece.chunk))
-            self.buffered -= piece.tokens
-            if piece.amount:
-                self._count_released(piece, now if self._passing else max(due, now - FRAME))
-            self._passing = max(0, self._passing - 1)
-        return released
-
-    def flush(self) -> list[tuple[str, ChatCompletionChunk]]:
-        """Remove all pieces, due or not, and return them with their endpoints."""
-        released = [(piece.source, piece.chunk) for piece in self._held]
-        self._held.clear()
-        self._bursts.clear()
-        self.buffered = self._passing = 0
-        self._amount = 0.0
-        return released
-
     def _add(self, source: str, chunk: ChatCompletionChunk, now: float) -> None:
+        ring = self.ring
         tokens, text = weigh_chunk(chunk), _smoothed_text(chunk)
-        self.buffered += tokens
         if not text:
-            self._held.append(_Piece(source, chunk, tokens, 0.0, now))
+            ring.push(tokens, (source, chunk), now, 0.0)
             if tokens:
-                self._passing = len(self._held)
+                ring.hurry(now)
             return
         burst = self._open_burst(now)
         characters = counted = 0
@@ -129,14 +88,14 @@ class SmoothPacer:
             characters += size
             upto = tokens * characters // len(text)
             burst.last = tokens * size / len(text)
-            burst.amount += burst.last
-            burst.pieces += 1
             self._amount += burst.last
-            self._held.append(_Piece(source, piece, upto - counted, burst.last, now))
+            ring.push(upto - counted, (source, piece), now, burst.last, now + _SPREAD)
             counted = upto
+        burst.amount, burst.pieces = self._amount, ring.released + len(ring)
 
     def _open_burst(self, now: float) -> _Burst:
-        """Return the newest burst if it arrived within the last frame, otherwise a new one."""
+        """Return the newest burst if it arrived within the last frame and isn't out yet, otherwise a new one."""
+        self._bursts = [burst for burst in self._bursts if burst.pieces > self.ring.released]
         latest = now + _SPREAD
         if not self._bursts or latest > self._bursts[-1].latest + FRAME:
             self._bursts.append(_Burst(latest))
@@ -144,33 +103,17 @@ class SmoothPacer:
 
     def _choose_speed(self, left: float, now: float) -> None:
         """Choose the speed at which the held text goes out: the speed at which it arrived, or more if a burst would be late otherwise."""
-        arrivals = self._arrivals
-        speed = arrivals.rate * min(1.0, (left + self._amount) / arrivals.burst) + arrivals.standing / _DRAIN
-        ahead = left
+        arrivals, ring = self._arrivals, self.ring
+        speed = arrivals.rate * min(1.0, (left + ring.amount) / arrivals.burst) + arrivals.standing / _DRAIN
+        ahead = left + ring.amount - self._amount
         for burst in self._bursts:
-            ahead += burst.amount
             if burst.latest > now:
-                speed = max(speed, (ahead - burst.last) / (burst.latest - now))
-        self._speed = speed or (left + self._amount) / _SPREAD
-        self._next = now + left / self._speed
+                speed = max(speed, (ahead + burst.amount - burst.last) / (burst.latest - now))
+        speed = speed or (left + ring.amount) / _SPREAD
+        ring.gap = 1.0 / speed
+        ring.earliest = now + left / speed
         if arrivals.rate:  # no gap is longer than the gaps in which the text arrives
-            self._next = min(self._next, max(now, self._last + arrivals.interval))
-
-    def _due(self, piece: _Piece) -> float:
-        if self._passing or not piece.amount:
-            return piece.arrived
-        return min(self._next, piece.arrived + _SPREAD)
-
-    def _count_released(self, piece: _Piece, due: float) -> None:
-        self._last, self._next = due, due + piece.amount / self._speed
-        self._amount -= piece.amount
-        burst = self._bursts[0]
-        burst.amount -= piece.amount
-        burst.pieces -= 1
-        if not burst.pieces:
-            self._bursts.popleft()
-            if not self._bursts:
-                self._amount = 0.0  # exactly, after sums of fractions
+            ring.earliest = min(ring.earliest, max(now, ring.last + arrivals.interval))
 
 
 def _smoothed_text(chunk: ChatCompletionChunk) -> str:

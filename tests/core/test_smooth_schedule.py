@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from streamco.client.driver import SpeculatedChunk
 from streamco.core.graphemes import is_boundary
 from streamco.core.meter import FRAME
-from streamco.core.pacer import weigh_chunk
-from streamco.core.smooth_pacer import MAX_ADDED_DELAY, SmoothPacer
+from streamco.core.pacer import Pacer
+from streamco.core.pieces import weigh_chunk
+from streamco.core.smooth_schedule import MAX_ADDED_DELAY, SmoothSchedule
 from streamco.openai_types import (
     ChatCompletionChunk,
     ChoiceDelta,
@@ -47,7 +48,7 @@ class Shown(NamedTuple):
 
 def play(arrivals: Sequence[Arrival], *, late: Callable[[], float] = lambda: 0.0) -> list[Shown]:
     """Return the pieces of these arrivals, each at its time; a timer is late by ``late()`` seconds."""
-    pacer, shown, now = SmoothPacer(), list[Shown](), 0.0
+    pacer, shown, now = Pacer("smooth"), list[Shown](), 0.0
 
     def release(at: float) -> None:
         nonlocal now
@@ -283,7 +284,7 @@ def of_choice(index: int) -> ChatCompletionChunk:
     ids=["tool call", "reasoning_content", "reasoning", "refusal", "another choice", "two choices"],
 )
 def test_what_is_no_content_of_the_first_choice_waits_for_nothing_and_passes_whole(chunk: ChatCompletionChunk) -> None:
-    pacer = SmoothPacer()
+    pacer = Pacer("smooth")
     pacer.feed("s", [text_chunk(WORD), text_chunk(WORD)], now=0.0)
     assert len(pacer.release(now=0.0)) == 1
     pacer.feed("s", [chunk], now=0.1)
@@ -300,7 +301,7 @@ def test_what_is_no_content_of_the_first_choice_waits_for_nothing_and_passes_who
 
 
 def test_chunks_with_nothing_to_read_follow_the_text_before_them() -> None:
-    pacer = SmoothPacer()
+    pacer = Pacer("smooth")
     role, end, usage = text_chunk(""), text_chunk("", finish_reason="stop"), ChatCompletionChunk(usage=CompletionUsage(1, 2, 3))
     pacer.feed("s", [role, text_chunk("a"), text_chunk("b"), end, usage], now=0.0)
     assert [chunk.choices[0].delta.content for _, chunk in pacer.release(now=0.0)] == [None, "a"]
@@ -321,7 +322,7 @@ def test_chunks_with_nothing_to_read_follow_the_text_before_them() -> None:
     ids=["token ids", "logprobs"],
 )
 def test_a_chunk_with_ids_or_log_probabilities_is_held_whole(chunk: ChatCompletionChunk) -> None:
-    pacer = SmoothPacer()
+    pacer = Pacer("smooth")
     pacer.feed("s", [text_chunk("a"), chunk], now=0.0)
     assert len(pacer.release(now=0.0)) == 1
     assert pacer.buffered == weigh_chunk(chunk) > 4
@@ -332,7 +333,7 @@ def test_a_chunk_with_ids_or_log_probabilities_is_held_whole(chunk: ChatCompleti
 def test_the_pieces_have_the_chunks_metadata_and_its_end_comes_last() -> None:
     chunk = text_chunk("The quick brown fox jumps over the lazy dog", finish_reason="stop")
     chunk.usage, chunk.choices[0].delta.role = CompletionUsage(1, 9, 10), "assistant"
-    pacer = SmoothPacer()
+    pacer = Pacer("smooth")
     pacer.feed("s", [with_further(chunk, {"citations": ["a"]})], now=0.0)
     pieces = [each for _, each in pacer.flush()]
     assert len(pieces) > 5
@@ -345,7 +346,7 @@ def test_the_pieces_have_the_chunks_metadata_and_its_end_comes_last() -> None:
 
 def test_the_pieces_of_a_speculated_chunk_keep_its_origin() -> None:
     choice = ChunkChoice(delta=ChoiceDelta(content="one two three four five"))
-    pacer = SmoothPacer()
+    pacer = Pacer("smooth")
     pacer.feed("s", [SpeculatedChunk(choices=[choice], origin="accepted")], now=0.0)
     pieces: list[Any] = [each for _, each in pacer.flush()]
     assert len(pieces) > 3
@@ -354,7 +355,7 @@ def test_the_pieces_of_a_speculated_chunk_keep_its_origin() -> None:
 
 @given(st.lists(st.text(max_size=80), max_size=20))
 def test_the_tokens_held_are_those_of_the_chunks(texts: list[str]) -> None:
-    pacer, chunks = SmoothPacer(), [text_chunk(text) for text in texts]
+    pacer, chunks = Pacer("smooth"), [text_chunk(text) for text in texts]
     pacer.feed("s", chunks, now=0.0)
     assert pacer.buffered == sum(map(weigh_chunk, chunks))
     while (due := pacer.next_due()) is not None:
@@ -363,7 +364,7 @@ def test_the_tokens_held_are_those_of_the_chunks(texts: list[str]) -> None:
 
 
 def test_after_a_blocked_loop_all_that_is_overdue_goes_at_once() -> None:
-    pacer = SmoothPacer()
+    pacer = Pacer("smooth")
     pacer.feed("s", [text_chunk(text) for text in "abcd"], now=0.0)
     pacer.release(now=0.0)
     pacer.feed("s", [text_chunk(text) for text in "efgh"], now=1.0)
@@ -373,7 +374,7 @@ def test_after_a_blocked_loop_all_that_is_overdue_goes_at_once() -> None:
 
 
 def test_a_large_chunk_that_was_not_cut_holds_nothing_back_after_a_pause() -> None:
-    pacer = SmoothPacer()
+    pacer = Pacer("smooth")
     for time, chunk in ((0.0, text_chunk("a")), (0.2, text_chunk("b")), (0.35, text_chunk("so many words", ids=list(range(40))))):
         pacer.feed("s", [chunk], now=time)
         assert len(pacer.release(now=time + SPREAD)) == 1
@@ -382,10 +383,22 @@ def test_a_large_chunk_that_was_not_cut_holds_nothing_back_after_a_pause() -> No
 
 
 def test_all_of_it_is_given_at_once_and_the_next_text_has_a_pace_again() -> None:
-    pacer = SmoothPacer()
+    pacer = Pacer("smooth")
     pacer.feed("a", [text_chunk(WORD)] * 2, now=0.0)
     pacer.feed("b", [text_chunk(WORD)], now=0.0)
     assert [source for source, _ in pacer.flush()] == ["a", "a", "b"]
     assert (pacer.buffered, pacer.next_due(), pacer.flush()) == (0, None, [])
     pacer.feed("b", [text_chunk(WORD)] * 3, now=3.0)
     assert len(pacer.release(now=3.0)) == 1
+
+
+def test_bursts_are_forgotten_once_they_are_out_and_never_extended_then() -> None:
+    schedule = SmoothSchedule()
+    for time, texts in [(0.0, [WORD]), (0.01, [WORD] * 8), (0.02, [WORD])]:
+        schedule.feed("s", [text_chunk(text) for text in texts], now=time)
+        schedule.ring.release(time)
+    assert [burst.latest for burst in schedule._bursts] == [0.01 + SPREAD], "the first is out, and the third is part of the second"
+    for number in range(1, 1000):
+        schedule.feed("s", [text_chunk(WORD), text_chunk("")], now=number)
+        schedule.ring.release(number)
+    assert len(schedule._bursts) <= 2
