@@ -26,6 +26,7 @@ BENCHES += ("crowd", "arrivals", "refusals", "moves", "gate", "engine", "migrati
 BENCHES += (
     "selective",
     "observing",
+    "told",
     "proxy",
     "packing",
     "verifier",

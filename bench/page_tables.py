@@ -143,6 +143,22 @@ def refusals(run: Run) -> Iterator[str]:
     yield from table_lines(["", "answers by the device", "their first word, seconds", "requests that the server refused"], rows)
 
 
+def told(run: Run) -> Iterator[str]:
+    """Yield new clients' first words, and the share of answers that the server writes, without told times and with them, by server."""
+    servers = ("0.3 s", "2 s", "0.1 to 13 s", "2 s, told 0.3 s")
+    word = "first word [s]"
+    lines = {
+        "default": ("default", word),
+        "by the server": ("default", "answers by the server [share]"),
+        "`Auto(time=1)`": ("Auto(time=1)", word),
+    }
+    rows = []
+    for label, (client, metric) in lines.items():
+        cases = [f"{client}, server {server}, first 30" for server in servers]
+        rows.append([label, *(", ".join(f"{run.value(case, metric, who):.3f}" for who in ("not told", "streamco")) for case in cases)])
+    yield from table_lines(["not told, told", *servers], rows)
+
+
 # Speculation
 
 
@@ -387,6 +403,7 @@ TABLES: Mapping[str, PageTable] = {
     "packing": PageTable("research/synera.md", "packing", packing),
     "pair_tasks": PageTable("research/synera.md", "pair_tasks", pair_tasks),
     "unread": PageTable("speculation.md", "unread", unread),
+    "told": PageTable("serve.md", "told", told),
     "row_formats": PageTable("serve.md", "row_formats", row_formats),
     "inversion": PageTable("research/split.md", "inversion", inversion),
     "draft_rounds": PageTable("research/split.md", "draft_layer", draft_rounds),
