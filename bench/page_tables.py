@@ -403,7 +403,7 @@ TABLES: Mapping[str, PageTable] = {
     "packing": PageTable("research/synera.md", "packing", packing),
     "pair_tasks": PageTable("research/synera.md", "pair_tasks", pair_tasks),
     "unread": PageTable("speculation.md", "unread", unread),
-    "told": PageTable("serve.md", "told", told),
+    "told": PageTable("research/disco.md", "told", told),
     "row_formats": PageTable("serve.md", "row_formats", row_formats),
     "inversion": PageTable("research/split.md", "inversion", inversion),
     "draft_rounds": PageTable("research/split.md", "draft_layer", draft_rounds),
