@@ -31,11 +31,11 @@ from bench.report import Row, add_arguments, emit, interleave, per_call, rows_fr
 from bench.traces import Halves, prompt_lengths, ttft_traces
 from streamco.core.race.learner import DeviceTTFT, Learner, Policy, PromptLength, ServerTTFT
 from streamco.policies.budget_control import BudgetSteering, steer
-from streamco.policies.device_constrained import DeviceConstrained, ProportionalWait
 from streamco.policies.dispatch import Side
+from streamco.policies.dispatch_device_constrained import DeviceConstrained, ProportionalWait
 from streamco.policies.dispatch_optimal import Optimal
+from streamco.policies.dispatch_server_constrained import ServerConstrained
 from streamco.policies.dispatch_stochastic import Stochastic
-from streamco.policies.server_constrained import ServerConstrained
 from streamco.profiles import DeviceSpeed, LengthDistribution, TTFTDistribution
 
 __all__ = ["Judged", "Realised", "judge", "main", "plan_all", "realise"]

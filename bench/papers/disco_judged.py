@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from bench.counted.dispatch import PHONES, judge, plan_all
 from bench.traces import Halves, prompt_lengths, ttft_traces
 from streamco.core.race.learner import Policy
-from streamco.policies.device_constrained import ProportionalWait
 from streamco.policies.dispatch import DeviceOnly, ServerOnly, Side
+from streamco.policies.dispatch_device_constrained import ProportionalWait
 from streamco.policies.dispatch_stochastic import Stochastic
 from streamco.profiles import DeviceSpeed, LengthDistribution, TTFTDistribution
 

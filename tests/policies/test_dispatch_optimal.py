@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 
 from streamco.errors import ConfigError
-from streamco.policies.device_constrained import DeviceConstrained, ProportionalWait
 from streamco.policies.dispatch import Side
+from streamco.policies.dispatch_device_constrained import DeviceConstrained, ProportionalWait
 from streamco.policies.dispatch_optimal import Optimal
+from streamco.policies.dispatch_server_constrained import ServerConstrained
 from streamco.policies.dispatch_stochastic import Stochastic
-from streamco.policies.server_constrained import ServerConstrained
 from streamco.profiles import DeviceSpeed, LengthDistribution, TTFTDistribution
 from tests.policies.worlds import PIXEL, World, budgets, devices, expected, lognormal_world, prompts, times
 from tests.support.examples import examples

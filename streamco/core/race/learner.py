@@ -21,11 +21,11 @@ from streamco.config import check_share
 from streamco.core.race.estimators import DeviceFit, LengthWindow, ProductLimit, RecentSpeed, RecentTimes
 from streamco.errors import ConfigError, UsageError
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED, constraint, device_costs
-from streamco.policies.device_constrained import TAIL, DeviceConstrained, ProportionalWait
 from streamco.policies.dispatch import BothAtOnce, Decision, DeviceOnly, DispatchPolicy, ServerOnly, Side
+from streamco.policies.dispatch_device_constrained import TAIL, DeviceConstrained, ProportionalWait
 from streamco.policies.dispatch_optimal import Optimal
+from streamco.policies.dispatch_server_constrained import ServerConstrained
 from streamco.policies.dispatch_stochastic import Stochastic
-from streamco.policies.server_constrained import ServerConstrained
 from streamco.profiles import DeviceSpeed, LengthDistribution, ModelShape, Prices, Profile, TTFTDistribution
 
 __all__ = ["CallersPolicy", "DeviceTTFT", "Learner", "Plan", "Policy", "PolicyName", "PromptLength", "Sample", "ServerTTFT", "check_policy"]

@@ -225,7 +225,7 @@ class SplitSessions(HostedSessions[_SplitSession, SplitConnection]):
             case CancelPart():
                 pass  # a batch is one forward pass of all its sessions
             case TruncateSequence():
-                pass  # each part of a batch says where it begins
+                pass  # each part of a batch says where it begins (LayerPart.run_batch)
             case DropSequence(name):
                 self._runner.drop(name)
                 session = self._sessions.get(name)

@@ -12,8 +12,8 @@ from streamco.endpoints.known_servers.providers import GENERIC, Provider, find_p
 from streamco.engines.base import EngineOptions
 from streamco.errors import ConfigError
 from streamco.policies.budget_control import BURST
-from streamco.policies.device_constrained import TAIL
 from streamco.policies.dispatch import Side
+from streamco.policies.dispatch_device_constrained import TAIL
 from streamco.policies.migration import TransferRule
 from streamco.profiles import DeviceSpeed, ModelShape, Prices
 from streamco.sim.experiment.scenario import Scenario

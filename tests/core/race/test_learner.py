@@ -14,10 +14,10 @@ from streamco.core.race.learner import CallersPolicy, DeviceTTFT, Learner, Plan,
 from streamco.errors import ConfigError, UsageError
 from streamco.policies.budget_control import BudgetSteering, steer
 from streamco.policies.cost import RATE_DEVICE_CONSTRAINED
-from streamco.policies.device_constrained import DeviceConstrained
 from streamco.policies.dispatch import BothAtOnce, Side
+from streamco.policies.dispatch_device_constrained import DeviceConstrained
 from streamco.policies.dispatch_optimal import Optimal
-from streamco.policies.server_constrained import ServerConstrained
+from streamco.policies.dispatch_server_constrained import ServerConstrained
 from streamco.profiles import DeviceSpeed, LengthDistribution, ModelShape, Prices, Profile
 from tests.policies.worlds import PIXEL, World, expected, lognormal_world
 

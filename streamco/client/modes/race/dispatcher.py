@@ -39,8 +39,8 @@ from streamco.endpoints.model_identity import have_same_model
 from streamco.errors import ConfigError, EndpointError
 from streamco.policies.budget_control import BURST, BudgetSteering, check_burst, steer
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, device_costs
-from streamco.policies.device_constrained import TAIL
 from streamco.policies.dispatch import DeviceOnly, DispatchPolicy, ServerOnly, Side
+from streamco.policies.dispatch_device_constrained import TAIL
 from streamco.policies.eligibility import Eligibility, Gate, RequestFacts, check_eligibility, restrict
 from streamco.policies.quality import AnswerFacts, LearnedScore
 from streamco.policies.ways import Reading, Way, Weights

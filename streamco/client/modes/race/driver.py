@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from streamco.client.delivery_queue import DeliveryQueue
 from streamco.client.driver import Batch, Relay
 from streamco.client.error_translation import FailedStream, FinishedStream, as_failure, as_raised, failure_of
-from streamco.client.modes.race.bill import has_counted
 from streamco.client.modes.race.continuing import continued, count_text
 from streamco.client.modes.race.dispatch_record import DispatchRecord
 from streamco.client.modes.race.endpoint_states import Watch
 from streamco.client.modes.race.report import build_cost, build_opening, build_report, describe_usage, with_split_figures
+from streamco.client.modes.race.server_bill import has_counted
 from streamco.core.race.attempt import Attempt
 from streamco.core.race.commands import (
     LATE,

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from streamco.client.answer_log import describe_error
 from streamco.client.cost_totals import answer_ending, total_cost
-from streamco.client.modes.race.bill import billed_completion, has_counted, has_counted_prompt, own_bill
 from streamco.client.modes.race.dispatch_record import DispatchRecord
+from streamco.client.modes.race.server_bill import billed_completion, has_counted, has_counted_prompt, own_bill
 from streamco.core.race.attempt import Attempt, AttemptState
 from streamco.core.race.machine import RaceMachine
 from streamco.core.report import Opening, Report

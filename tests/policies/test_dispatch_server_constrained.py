@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from streamco.errors import ConfigError
-from streamco.policies.server_constrained import ServerConstrained
+from streamco.policies.dispatch_server_constrained import ServerConstrained
 from streamco.profiles import LengthDistribution
 from tests.policies.worlds import budgets, expected, lognormal_world, prompts
 

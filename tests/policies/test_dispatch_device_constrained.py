@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.errors import ConfigError
-from streamco.policies.device_constrained import DeviceConstrained, ProportionalWait
+from streamco.policies.dispatch_device_constrained import DeviceConstrained, ProportionalWait
 from streamco.profiles import DeviceSpeed, LengthDistribution, TTFTDistribution
 from tests.policies.worlds import PIXEL, World, budgets, devices, expected, lognormal_world, prompts, times
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.client.modes.race.bill import billed_completion, has_counted
+from streamco.client.modes.race.server_bill import billed_completion, has_counted
 from streamco.openai_types import CompletionTokensDetails, CompletionUsage
 
 COUNTS = st.integers(0, 2**24)
