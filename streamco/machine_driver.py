@@ -55,6 +55,20 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
         machine: the given machine.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_armed",
+        "_clock",
+        "_events",
+        "_has_crashed",
+        "_is_over",
+        "_is_stepping",
+        "_log",
+        "_loop",
+        "_timer",
+        "machine",
+    )
+
     def __init__(
         self,
         machine: Machine[EventT, CommandT],
@@ -198,6 +212,8 @@ class TaskDriver(MachineDriver[EventT, CommandT]):
         clock: as for ``MachineDriver``.
         log: as for ``MachineDriver``.
     """
+
+    __slots__ = ("_on_over", "_tasks")
 
     def __init__(
         self,

@@ -25,6 +25,8 @@ class DeliveryQueue:
         error: the error that the answer ended with, or None.
     """
 
+    __slots__ = ("_reader", "_sizes", "batches", "error", "has_finished", "has_left", "in_hand", "is_reading", "unread")
+
     def __init__(self) -> None:
         self.batches: deque[Batch] = deque()
         self._sizes: deque[int] = deque()  # sizes of the batches

@@ -49,6 +49,8 @@ class Meter:
         rate: how many tokens per second the virtual reader reads.
     """
 
+    __slots__ = ("_counts", "_times", "rate", "tokens")
+
     def __init__(self, rate: float = READING) -> None:
         self.rate = rate
         self.tokens = 0

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Literal, overload
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal, overload
 
 from msgspec import Struct
 
@@ -220,6 +220,35 @@ class OpenAIStream:
         on_over: called once when the connection is back in the pool or closed.
     """
 
+    can_repeat: ClassVar[bool] = True
+    """``receive`` has the argument ``repeats``."""
+
+    __slots__ = (
+        "__weakref__",
+        "_boundary",
+        "_cancelling",
+        "_client",
+        "_content",
+        "_end",
+        "_expired",
+        "_held",
+        "_is_closed",
+        "_is_complete",
+        "_is_reading",
+        "_is_settled",
+        "_limits",
+        "_loop",
+        "_name",
+        "_on_over",
+        "_opener",
+        "_opening",
+        "_parser",
+        "_repeating",
+        "_response",
+        "_timeouts",
+        "_watchdog",
+    )
+
     def __init__(
         self,
         name: str,
@@ -258,8 +287,17 @@ class OpenAIStream:
         self._expired: EndpointTimeoutError | None = None
         self._end: _End | None = None
 
-    def receive(self) -> Coroutine[Any, Any, TokensReceived | StreamEnded]:
+    @overload
+    async def receive(self, *, repeats: Literal[False] = False) -> TokensReceived | StreamEnded: ...
+
+    @overload
+    async def receive(self, *, repeats: bool) -> TokensReceived | TextRepeated | StreamEnded: ...
+
+    async def receive(self, *, repeats: bool = False) -> TokensReceived | TextRepeated | StreamEnded:
         """Wait for the next tokens or the end; one network read becomes one event. Cancelling loses nothing.
+
+        Args:
+            repeats: True to get ``TextRepeated`` for a read that differs from an earlier one only in its text.
 
         Raises:
             EndpointError: the answer failed; ``partial`` is the text so far.
@@ -267,19 +305,6 @@ class OpenAIStream:
             StreamConsumed: the stream has already ended.
             ConcurrentRead: another task is waiting here.
         """
-        return self._receive(repeats=False)
-
-    def receive_repeats(self) -> Coroutine[Any, Any, TokensReceived | TextRepeated | StreamEnded]:
-        """Do the same as ``receive``, but return ``TextRepeated`` for a read that differs from an earlier one only in its text."""
-        return self._receive(repeats=True)
-
-    @overload
-    async def _receive(self, *, repeats: Literal[False]) -> TokensReceived | StreamEnded: ...
-
-    @overload
-    async def _receive(self, *, repeats: bool) -> TokensReceived | TextRepeated | StreamEnded: ...
-
-    async def _receive(self, *, repeats: bool) -> TokensReceived | TextRepeated | StreamEnded:
         if self._is_reading:
             raise ConcurrentRead(f"{self._name}: expected one reader at a time, got a second receive while one waits")
         self._is_reading = True

@@ -132,6 +132,19 @@ class _Shape:
         wants_ids: True to send token ids.
     """
 
+    __slots__ = (
+        "_around",
+        "_begun",
+        "_finished",
+        "_head",
+        "_like",
+        "_model",
+        "_repeated",
+        "_tries",
+        "_wants_ids",
+        "_wants_usage",
+    )
+
     objects: ObjectNames
     keepalive = KEEPALIVE
 
@@ -250,6 +263,7 @@ class _Shape:
 class ChatShape(_Shape):
     """Response format of ``/v1/chat/completions``."""
 
+    __slots__ = ()
     objects = CHAT
 
     def whole(self, answer: ChatCompletion, reason: str | None) -> bytes:
@@ -279,6 +293,7 @@ class CompletionShape(_Shape):
     caller used.
     """
 
+    __slots__ = ()
     objects = COMPLETION
 
     def _begin(self, chunk: ChatCompletionChunk | ChatCompletion) -> Json:

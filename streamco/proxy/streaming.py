@@ -37,6 +37,8 @@ class _Sender:
     A timer watches for silence, and a task is started only for a keep-alive, which most answers never need.
     """
 
+    __slots__ = ("_is_writing", "_keepalive", "_keepalive_task", "_loop", "_quiet_since", "_shape", "_timer", "events")
+
     def __init__(self, request: web.Request, shape: ResponseShape, options: ProxyOptions) -> None:
         self.events = EventStream(request, options.reader_timeout)
         self._shape = shape

@@ -51,6 +51,8 @@ class SSEParser:
         limit_bytes: maximum size of an event, in bytes. Leading comments don't count, because they are never kept.
     """
 
+    __slots__ = ("_after_cr", "_failure", "_has_begun", "_pending", "comments", "events", "is_between", "last_event_id", "limit_bytes")
+
     def __init__(self, *, limit_bytes: int = 16 << 20) -> None:
         self.limit_bytes = limit_bytes
         self.events = 0

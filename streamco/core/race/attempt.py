@@ -107,6 +107,33 @@ class Attempt:
         plan: when the attempt is opened, and what its endpoint can do.
     """
 
+    __slots__ = (
+        "_early",
+        "confidence",
+        "error",
+        "finish_reason",
+        "first_token",
+        "has_won",
+        "held",
+        "is_new",
+        "is_restart",
+        "is_stopping",
+        "kept",
+        "late",
+        "opened",
+        "plan",
+        "read_ahead",
+        "restart_filter",
+        "setback",
+        "source",
+        "state",
+        "stopped",
+        "takeover_position",
+        "thinks",
+        "tokens",
+        "usage",
+    )
+
     def __init__(self, plan: AttemptPlan) -> None:
         self.plan = plan
         self.source = plan.source
@@ -131,7 +158,8 @@ class Attempt:
         self.confidence = ConfidenceMeter()
         self.thinks: bool | None = None  # the answer began with a model's thinking; None if it hasn't begun
         self._early: _EarlyTokens | None = None
-        self._is_rated = False  # if True, later tokens don't change the rate
+        self.is_new = True
+        """True if the attempt's rate is still being measured."""
 
     def learn(self, *, continues: bool, vocabulary: str | None) -> None:
         """Record what the endpoint can do, once the client knows."""
@@ -214,17 +242,18 @@ class Attempt:
     def count(self, tokens: int, at: float, confidences: Sequence[TokenConfidence] = ()) -> None:
         """Record content tokens that arrived ``at`` seconds after the request, and how sure the model was of them, if known."""
         self.tokens += tokens
+        self.is_new = self.is_new and self.tokens <= _RATE_TOKENS
         if confidences:
             self.confidence.record(confidences)
         early = self._early
         if self.first_token is None:
             self.first_token, self._early = at, _EarlyTokens(tokens, at, tokens, at)
-        elif early is not None and self.tokens <= _RATE_TOKENS and not self._is_rated:  # is_new, but every early token comes here
+        elif early is not None and self.is_new:
             early.last, early.last_at = self.tokens, at
 
     def end_rating(self) -> None:
         """Stop measuring the rate, because the endpoint pauses. It is computed from the tokens so far."""
-        self._is_rated = True
+        self.is_new = False
 
     def count_late(self, tokens: int) -> None:
         """Record that ``tokens`` of the tokens counted so far are not used."""
@@ -253,11 +282,6 @@ class Attempt:
         if not self.restart_filter.is_open:
             self.restart_filter = None
         return new
-
-    @property
-    def is_new(self) -> bool:
-        """True if the attempt's rate is still being measured."""
-        return self.tokens <= _RATE_TOKENS and not self._is_rated
 
     @property
     def rate(self) -> float | None:

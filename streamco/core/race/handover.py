@@ -30,6 +30,8 @@ class Handover:
         restarts: whether an endpoint may generate the whole answer again if no endpoint can continue it.
     """
 
+    __slots__ = ("_controller", "_restarts", "fails_over", "hand_overs", "transcript")
+
     def __init__(self, controller: MigrationController | None, *, fails_over: bool, restarts: bool = False) -> None:
         self.transcript = Transcript()
         self.hand_overs: list[HandOver] = []

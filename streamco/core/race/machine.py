@@ -100,6 +100,28 @@ class RaceMachine:
         plan: the decisions made before the answer began.
     """
 
+    __slots__ = (
+        "_commands",
+        "_delivery",
+        "_handover",
+        "_is_complete",
+        "_orphaned",
+        "_patience_ends",
+        "_successor",
+        "_writer",
+        "attempts",
+        "began",
+        "dropped",
+        "error",
+        "finish_reason",
+        "finished",
+        "gate",
+        "meter",
+        "past_attempts",
+        "plan",
+        "winner",
+    )
+
     def __init__(self, plan: RacePlan) -> None:
         if not plan.attempts:
             raise AssertionError("a race needs an attempt")

@@ -21,6 +21,8 @@ __all__ = ["Transcript"]
 class Transcript:
     """Stores the batches of chunks that make up an answer. It reads them only for a hand-over, because most answers need none."""
 
+    __slots__ = ("_batches", "_dropped", "tokens")
+
     def __init__(self) -> None:
         self.tokens = 0
         self._batches: list[tuple[str | None, list[ChatCompletionChunk] | TextRepeated]] = []

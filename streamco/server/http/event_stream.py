@@ -40,6 +40,8 @@ class EventStream:
         has_begun: True once the status line was sent.
     """
 
+    __slots__ = ("_timeout", "_transport", "has_begun", "request", "response")
+
     def __init__(self, request: web.Request, reader_timeout: float | None, headers: Mapping[str, str] = HEADERS) -> None:
         self.request = request
         self.response: web.StreamResponse = _Response(headers=headers)

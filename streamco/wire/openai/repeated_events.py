@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -63,6 +64,16 @@ class _Pattern(Struct, frozen=True):
     field: str
 
 
+class _Read(NamedTuple):
+    """A read that is one event: the bytes around its content, their number, the place of the content as a JSON string, and the chunk."""
+
+    head: bytes
+    tail: bytes
+    around: int
+    text_at: slice
+    chunk: ChatCompletionChunk
+
+
 class RepeatedEvents:
     """Copies chunks for the events of one answer that repeat an earlier event except for the text.
 
@@ -79,7 +90,7 @@ class RepeatedEvents:
         self._pattern: _Pattern | None = None
         self._credit = _MAX_CREDIT
         self._ending = b""  # ending of a read that is one event; empty if none has been learned
-        self._read: tuple[bytes, bytes, ChatCompletionChunk] | None = None  # bytes around a read's content, and the pattern's chunk
+        self._read: _Read | None = None
 
     @property
     def is_useful(self) -> bool:
@@ -108,11 +119,11 @@ class RepeatedEvents:
         """
         if self._read is None:
             return None
-        head, tail, like = self._read
-        if not (len(head) + len(tail) < len(data) <= _MAX_BYTES and data.startswith(head) and data.endswith(tail)):
+        head, tail, around, text_at, like = self._read
+        if not (around < len(data) <= _MAX_BYTES and data.startswith(head) and data.endswith(tail)):
             return None
         try:
-            text = _read_text(data[len(head) - 1 : len(data) - len(tail) + 1])
+            text = _read_text(data[text_at])
         except (msgspec.DecodeError, ValueError):
             return None
         if not text:
@@ -135,7 +146,8 @@ class RepeatedEvents:
         self._pattern = pattern = None if len(payload) > _MAX_BYTES else _find_pattern(payload, chunk, self._decode)
         self._read = None
         if pattern is not None and pattern.field == "content" and self._ending:
-            self._read = _FIELD + pattern.head, pattern.tail + self._ending, pattern.chunk
+            head, tail = _FIELD + pattern.head, pattern.tail + self._ending
+            self._read = _Read(head, tail, len(head) + len(tail), slice(len(head) - 1, 1 - len(tail) or None), pattern.chunk)
 
     def _copy(self, payloads: list[bytes], start: int) -> CopiedEvents | None:
         pattern = self._pattern

@@ -58,6 +58,30 @@ class ChatStreamParser:
             something else. None means that the number isn't known, so each index counts as a choice of its own.
     """
 
+    __slots__ = (
+        "_answer_bytes",
+        "_body",
+        "_choices",
+        "_cumulative",
+        "_extended",
+        "_halves",
+        "_is_streaming",
+        "_kinds",
+        "_odd",
+        "_repeated",
+        "_sse",
+        "_text",
+        "endpoint",
+        "ends",
+        "error",
+        "goes_on",
+        "has_progress",
+        "is_done",
+        "limits",
+        "tokens",
+        "usage",
+    )
+
     def __init__(self, *, endpoint: str = "", limits: Limits = _LIMITS, api: Api = "chat", choices: int | None = None) -> None:
         self.endpoint = endpoint
         self.limits = limits
@@ -148,13 +172,14 @@ class ChatStreamParser:
 
     def feed_repeated(self, data: bytes) -> TextRepeated | None:
         """Parse a read if it is one event that differs from an earlier one only in its content. Otherwise parse nothing and return None."""
-        if not (self.goes_on and self._sse.is_between) or len(data) > min(self._answer_bytes, self.limits.event_bytes):
+        size = len(data)
+        if not (self.goes_on and self._sse.is_between and size <= self._answer_bytes and size <= self.limits.event_bytes):
             return None
         found = self._repeated.read_alike(data)
         if found is None:
             return None
         like, text = found
-        self._answer_bytes -= len(data)
+        self._answer_bytes -= size
         self._sse.events += 1
         self._text.append(text)
         self.tokens = tokens = 1 if len(text) <= ONE_TOKEN else estimate_tokens(text)
