@@ -17,6 +17,7 @@ from bench import page_tables
 from bench.report import emit
 from bench.runs import Run, figure, load, names
 from bench.timed import fidelity_tables
+from bench.timed.proxy import ROUNDS
 
 __all__ = ["PAGE", "QUESTIONS", "Question", "main", "render"]
 
@@ -139,6 +140,8 @@ def proxy() -> Question:
     many = "1000 streams at once"
     over = [run.value(f"{count} streams at once", "CPU an event, aiohttp relay = 1 [x]", "streamco") for count in (100, 1000)]
     share = run.value(many, "streams a core, litellm = 1 [x]", "streamco")
+    options = run.head["options"]
+    rounds = int(options[options.index("--rounds") + 1]) if "--rounds" in options else ROUNDS
     rows = [
         [
             f"**{who}**" if who == "streamco" else who,
@@ -155,7 +158,7 @@ def proxy() -> Question:
         f"streams at once, and {over[1]:.2f} times with a thousand. A core carries {share:.1f} times as many streams as with litellm. The streams per core "
         "are calculated for 20 events a second and answers of 200 events, from the processor time of events and answers with a thousand streams at once.",
         ("proxy",),
-        ("", "added to the first token", "an event, 100 streams", "1,000 streams", "streams a core", "broken of 14,000"),
+        ("", "added to the first token", "an event, 100 streams", "1,000 streams", "streams a core", f"broken of {2_000 * rounds:,}"),
         rows,
     )
 

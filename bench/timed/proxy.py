@@ -37,6 +37,7 @@ BENCH = "proxy"
 COUNTS = (100, 1000)
 SHORT, LONG = 20, 60  # events of answers, with a fifth of a second after each
 STARTS, SETTLED, WINDOW = 2.0, 3.0, 8.0  # seconds: in which streams start, until all are running, and in which long answers are measured
+ROUNDS = 7
 GAP, GOLDEN = 0.2, 0.618034  # seconds between two events of a stream; the golden ratio spreads their times evenly
 FURTHER = 3  # events of each answer without content
 RATE, ANSWER = 20.0, 200.0  # events a second and events of an answer, for the streams that a core carries
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add_arguments(parser)
     parser.add_argument("--counts", type=int, nargs="*", default=COUNTS, help="streams at once (default: %(default)s)")
     parser.add_argument(
-        "--rounds", type=int, default=7, help="rounds of each number of streams, after one to warm up (default: %(default)s)"
+        "--rounds", type=int, default=ROUNDS, help="rounds of each number of streams, after one to warm up (default: %(default)s)"
     )
     parser.add_argument("--litellm", metavar="PROGRAM", default=shutil.which("litellm"), help="litellm's proxy (default: the one on PATH)")
     options = parser.parse_args(arguments)
