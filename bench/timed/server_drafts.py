@@ -74,14 +74,17 @@ PROMPTS = {
 
 
 async def _answer(url: str, prompt: str, temperature: float | None) -> tuple[int, float, float]:
-    """Return tokens, and when the first and the last one came."""
+    """Return the number of tokens, and when the first and the last one came. Each answer has as many, or others would go faster."""
     first, stream = 0.0, None
     server = streamco.OpenAIEndpoint("m", base_url=url, name="server", probe=False)
     async with streamco.Client(server=server) as client:
-        stream = client.stream(prompt, max_tokens=TOKENS, temperature=temperature, seed=11)
+        stream = client.stream(prompt, max_tokens=TOKENS, temperature=temperature, seed=11, extra_body={"ignore_eos": True})
         async for _ in stream:
             first = first or time.perf_counter()
-    return stream.report.tokens or 0, first, time.perf_counter()
+    usage = stream.usage
+    if usage.is_estimated or usage.completion_tokens != TOKENS:
+        raise RuntimeError(f"answer: expected {TOKENS} tokens, counted by the server, got {usage}")
+    return TOKENS, first, time.perf_counter()
 
 
 async def _pace(url: str, prompts: Sequence[str], temperature: float | None) -> float:
