@@ -14,15 +14,11 @@ from types import GenericAlias
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.math cimport INFINITY
 
+cdef extern from "include/slots.h":
+    void slot_fill(void *slots, Py_ssize_t index, object item)
+
 cdef extern from *:
     """
-    #define SLOT(list, index) (((PyListObject *)(list))->ob_item[index])
-    /* Put a new reference to item into a slot that holds None. Slots come as a bare pointer: no references to them are counted. */
-    static inline void slot_fill(void *slots, Py_ssize_t index, PyObject *item) {
-        Py_INCREF(item);
-        SLOT(slots, index) = item;
-        Py_DECREF(Py_None);
-    }
     /* Swap the reference of a slot with one that holds None. */
     static inline void slot_move(void *slots, Py_ssize_t index, void *into, Py_ssize_t place) {
         PyObject *item = SLOT(slots, index);
@@ -30,7 +26,6 @@ cdef extern from *:
         SLOT(into, place) = item;
     }
     """
-    void slot_fill(void *slots, Py_ssize_t index, object item)
     void slot_move(void *slots, Py_ssize_t index, void *into, Py_ssize_t place)
 
 cdef enum:

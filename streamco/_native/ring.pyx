@@ -14,15 +14,11 @@ from types import GenericAlias
 from cpython.list cimport PyList_New
 from cpython.sequence cimport PySequence_Fast_GET_ITEM, PySequence_Fast_GET_SIZE
 
+cdef extern from "include/slots.h":
+    void slot_fill(void *slots, Py_ssize_t index, object item)
+
 cdef extern from *:
     """
-    #define SLOT(list, index) (((PyListObject *)(list))->ob_item[index])
-    /* Put a new reference to item into a slot that holds None. Slots are passed as a bare pointer, so they aren't reference-counted. */
-    static inline void slot_fill(void *slots, Py_ssize_t index, PyObject *item) {
-        Py_INCREF(item);
-        SLOT(slots, index) = item;
-        Py_DECREF(Py_None);
-    }
     /* Move the reference of a slot into a list under construction; None takes its place. */
     static inline void slot_move(void *slots, Py_ssize_t index, PyObject *into, Py_ssize_t place) {
         SLOT(into, place) = SLOT(slots, index);
@@ -30,7 +26,6 @@ cdef extern from *:
         SLOT(slots, index) = Py_None;
     }
     """
-    void slot_fill(void *slots, Py_ssize_t index, object item)
     void slot_move(void *slots, Py_ssize_t index, list into, Py_ssize_t place)
 
 cdef enum:
