@@ -73,9 +73,9 @@ PROMPTS = {
 }
 
 
-async def _answer(url: str, prompt: str, temperature: float | None) -> tuple[int, float, float]:
-    """Return the number of tokens, and when the first and the last one came. Each answer has as many, or others would go faster."""
-    first, stream = 0.0, None
+async def _answer(url: str, prompt: str, temperature: float | None) -> tuple[float, float]:
+    """Return when the first and the last token came. All answers have as many tokens, because after a shorter one the others go faster."""
+    first = 0.0
     server = streamco.OpenAIEndpoint("m", base_url=url, name="server", probe=False)
     async with streamco.Client(server=server) as client:
         stream = client.stream(prompt, max_tokens=TOKENS, temperature=temperature, seed=11, extra_body={"ignore_eos": True})
@@ -84,14 +84,14 @@ async def _answer(url: str, prompt: str, temperature: float | None) -> tuple[int
     usage = stream.usage
     if usage.is_estimated or usage.completion_tokens != TOKENS:
         raise RuntimeError(f"answer: expected {TOKENS} tokens, counted by the server, got {usage}")
-    return TOKENS, first, time.perf_counter()
+    return first, time.perf_counter()
 
 
 async def _pace(url: str, prompts: Sequence[str], temperature: float | None) -> float:
     """Return the tokens a second of answers at once, after the first word of each."""
     answers = await asyncio.gather(*(_answer(url, prompt, temperature) for prompt in prompts))
-    began, ended = max(first for _, first, _ in answers), max(end for *_, end in answers)
-    tokens = sum(count * min(1.0, (end - began) / (end - first)) for count, first, end in answers if end > began)
+    began, ended = max(first for first, _ in answers), max(end for _, end in answers)
+    tokens = TOKENS * sum(min(1.0, (end - began) / (end - first)) for first, end in answers if end > began)
     return tokens / (ended - began)
 
 

@@ -8,9 +8,7 @@ import random
 import pytest
 
 from streamco.core.pacer import Pacer
-from streamco.openai_types import (
-    ChatCompletionChunk,
-)
+from streamco.openai_types import ChatCompletionChunk
 from streamco.testing.endpoint import text_chunk
 
 
