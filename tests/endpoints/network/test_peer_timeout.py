@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import socket
 import time
 from collections.abc import Callable, Coroutine
@@ -16,6 +15,7 @@ import uvloop
 from streamco.endpoints.network.peer_timeout import PeerTimeout, PeerTimer, SecondLook
 from streamco.testing import run_in_virtual_time
 from streamco.testing.virtual_clock import VirtualTimeLoop
+from tests.support.leaks import alive, without_collector
 
 LOOPS = pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 
@@ -173,9 +173,6 @@ def test_what_is_over_is_forgotten_without_the_garbage_collector() -> None:
         def hear(self) -> None:
             pass
 
-    def kept() -> list[object]:
-        return [each for each in gc.get_objects() if type(each) in (PeerTimeout, PeerTimer)]
-
     async def run() -> None:
         owners = [Owner(), Owner()]
         timers = [PeerTimer(asyncio.get_running_loop(), 1.0, owner.hear) for owner in owners]
@@ -185,10 +182,6 @@ def test_what_is_over_is_forgotten_without_the_garbage_collector() -> None:
                 async with PeerTimeout(seconds):
                     await asyncio.sleep(2.0)
 
-    gc.collect()
-    gc.disable()
-    try:
+    with without_collector():
         run_in_virtual_time(run())
-        assert kept() == []
-    finally:
-        gc.enable()
+        assert alive(PeerTimeout, PeerTimer) == []

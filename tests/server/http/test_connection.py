@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import gzip
 import json
 import re
@@ -23,6 +22,7 @@ from streamco.server.http.options import ListenOptions
 from streamco.testing.engine import FakeEngine
 from tests.server.support import CHAT, HELLO, Running, running, until
 from tests.support.certificates import client_context, write_certificate
+from tests.support.leaks import alive, without_collector
 
 KEY = b"Authorization: Bearer sk-right\r\n"
 LARGE = 1 << 20
@@ -70,16 +70,14 @@ REFUSED = {
 @pytest.fixture
 def uncollected() -> Iterator[None]:
     """A collector that looks for no cycles inside the test, after which it goes on."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+    with without_collector():
+        yield
 
 
 def kept() -> list[object]:
     """What still belongs to connections of a server; aiohttp keeps a small cycle for each path that it doesn't know."""
     kinds = (web.RequestHandler, web.BaseRequest, web.StreamResponse)
-    return [each for each in gc.get_objects() if isinstance(each, kinds) and not isinstance(each, web.HTTPException)]
+    return [each for each in alive(*kinds) if not isinstance(each, web.HTTPException)]
 
 
 async def send(server: Running, data: bytes) -> bytes:
@@ -163,17 +161,13 @@ async def test_requests_that_came_before_malformed_bytes_are_answered_and_none_a
 async def test_malformed_bytes_inside_tls_are_forgotten_as_well(tmp_path: Path) -> None:
     options = ListenOptions(host="localhost", tls_cert=str(write_certificate(tmp_path)))
     async with listening(web.Application(), options) as address:
-        gc.collect()
-        gc.disable()
-        try:
+        with without_collector():
             port = int(address.rpartition(":")[2])
             reader, writer = await asyncio.open_connection("localhost", port, ssl=client_context())
             writer.write(bytes(LARGE))
             assert b" 400 " in await reader.readline()
             writer.transport.abort()
-            await until(lambda: not [each for each in gc.get_objects() if isinstance(each, web.BaseRequest)])
-        finally:
-            gc.enable()
+            await until(lambda: not alive(web.BaseRequest))
 
 
 # Bodies that are packed

@@ -16,7 +16,7 @@ from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import EndpointConnectError, EndpointStatusError
 from streamco.testing import Pause, ScriptedResponse, ScriptedServer, Stall, json_answer, stream_answer
 from tests.client.helpers import ask, device, opened, tokens_text, words
-from tests.support.leaks import settled
+from tests.support.leaks import alive, settled
 from tests.support.modes import racing
 
 CHAT, MODELS = "/v1/chat/completions", "/v1/models"
@@ -310,11 +310,11 @@ async def test_a_question_without_an_answer_holds_no_answers() -> None:
         server.route(MODELS, ScriptedResponse(steps=[Stall()]))
         async with opened(device(), unknown(server), **ALWAYS) as client:
             gc.collect()
-            before = sum(isinstance(each, RaceDriver) for each in gc.get_objects())
+            before = len(alive(RaceDriver))
             for _ in range(10):
                 await ask(client)
             await settled(lambda: not client._settings.endpoints.active)
-            assert sum(isinstance(each, RaceDriver) for each in gc.get_objects()) - before <= 1
+            assert len(alive(RaceDriver)) - before <= 1
 
 
 async def test_no_redirect_is_followed() -> None:
