@@ -24,6 +24,7 @@ from streamco.testing.server_process import running_server
 BENCH = "server_drafts"
 PLAIN = "without drafts"
 TOKENS = 128
+FEWEST = 5  # samples of a cell: medians of three vary by 5 %
 
 _CODE = '''class Rectangle:
     """A rectangle with sides parallel to the axes."""
@@ -108,7 +109,7 @@ async def _measure(target: Path, drafts: Sequence[str], *, threads: int, rounds:
             for streams in (1, 4):
                 for kind, prompts in PROMPTS.items():
                     samples: dict[str, list[float]] = {name: [] for name in urls}
-                    for number in range(2 if quick else rounds * len(prompts) // streams):
+                    for number in range(2 if quick else max(FEWEST, rounds * len(prompts) // streams)):
                         asked = [prompts[(number + place) % len(prompts)] for place in range(streams)]
                         for name in list(urls)[:: 1 if number % 2 else -1]:
                             samples[name].append(await _pace(urls[name], asked, temperature))
@@ -125,7 +126,9 @@ def main() -> None:
     parser.add_argument("--quantisation", help="one that 1.5B is derived in (default: as it is)")
     parser.add_argument("--drafts", nargs="+", default=["lookup"], help="lookup, a GGUF file or 0.5B (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="of each server: the client takes time, too (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="times that each prompt is asked (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=2, help="times that each prompt is asked, with at least 5 samples a cell (default: %(default)s)"
+    )
     options = parser.parse_args()
     target = options.target
     file = streamco.packaged_model() if target is None else model_file(target, options.quantisation) if target in MODELS else Path(target)
