@@ -24,7 +24,7 @@ __all__ = ["PAGE", "QUESTIONS", "Question", "main", "render"]
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 
-How fast is streamco, and compared with what? Each section has a question, an answer and a table, which includes the rows that streamco loses. Lower is better unless the table says otherwise. `python -m bench NAME` repeats a measurement, and `python -m bench.page NAME` prints all rows of a run in [bench/results](../bench/results). The machines have two shared, noisy cores, so trust ratios more than absolute figures. We repeat the papers' own measurements in [DSD](research/dsd.md), [DiSCo](research/disco.md), [Synera](research/synera.md), [HAT](research/hat.md) and [quality](research/quality.md).
+How fast is streamco, and compared with what? The tables include the rows where streamco loses. Lower is better unless the table says otherwise. `python -m bench NAME` repeats a measurement, and `python -m bench.page NAME` prints all rows of a run in [bench/results](../bench/results). The machines have two shared, noisy cores, so trust ratios more than absolute figures. We repeat the papers' own measurements in [DSD](research/dsd.md), [DiSCo](research/disco.md), [Synera](research/synera.md), [HAT](research/hat.md) and [quality](research/quality.md).
 """
 
 
@@ -74,8 +74,8 @@ def first_word() -> Question:
     ]
     return Question(
         "How soon is the first word of a new program?",
-        "The time runs from the start of the process, through the interpreter, the imports, a client and a question, to the first piece of the answer. The "
-        "server answers at once. The model is the packaged one, whose file is already in memory.",
+        "The time from the start of the process to the first piece of the answer includes the interpreter, the imports, making a client and asking a question. "
+        "The server answers at once. The model is the packaged one, whose file is already in memory.",
         ("first",),
         ("", "", "first word", "processor time"),
         rows,
@@ -92,10 +92,11 @@ def streamed_event() -> Question:
     openai = [shares[case]["openai-python"] for case in cases]
     return Question(
         "What does a streamed event cost the client?",
-        f"This is the CPU time from the socket to the fields that a caller reads; openai-python takes {openai[0]}, {openai[1]} and {openai[2]} times as much. A "
-        "loop written by hand over aiohttp and msgspec is a little cheaper, because it makes no plan and no report.",
+        f"This is the CPU time from the socket to the fields that a caller reads. openai-python takes {openai[0]} times as much in bulk, {openai[1]} times "
+        f"with 100 streams at once, and {openai[2]} times with one event per wake-up. A hand-written loop on top of aiohttp and msgspec is a little cheaper, "
+        "because it makes no plan and no report.",
         ("stream",),
-        ("", "in bulk", "100 streams at once", "one event a wake-up"),
+        ("", "in bulk", "100 streams at once", "one event per wake-up"),
         rows,
     )
 
@@ -108,7 +109,7 @@ def observers() -> Question:
     rows += [[who, *(f"{shares[case][who]} x" for case in cases)] for who in ("metrics", "metrics and spans")]
     return Question(
         "What do metrics and traces cost?",
-        f"This is the CPU time per event, for answers that arrive as fast as the socket delivers them. With metrics, an event in an answer of 200 takes {figure(run.value(cases[1], cpu, 'metrics') - run.value(cases[1], cpu, 'no observer'))} us more. The events of real answers, which each cause a wake-up, take {figure(load('stream').value('one event a wake-up', 'CPU an event [us]'))} us (`stream`).",
+        f"This is the CPU time per event, for answers that arrive as fast as the socket delivers them. With metrics, each event of an answer of 200 events takes {figure(run.value(cases[1], cpu, 'metrics') - run.value(cases[1], cpu, 'no observer'))} us more. In real answers each event causes a wake-up, and takes {figure(load('stream').value('one event a wake-up', 'CPU an event [us]'))} us (`stream`).",
         ("observing",),
         ("", "20 events", "200 events", "1,000 events"),
         rows,
@@ -127,7 +128,7 @@ def pace() -> Question:
     return Question(
         "How even is a pace?",
         "The table says how many milliseconds late the slowest token in a hundred is. No token is early. The event loop's own timers release the tokens; "
-        f"with ten thousand streams that costs {cost} us of processor time per token. Computing the due times of smooth text takes {smooth} us.",
+        f"with ten thousand streams that costs {cost} us of processor time per token. Computing the due times of smooth text takes {smooth} us per token.",
         ("pacing",),
         ("ms late", *(f"{rate} tokens/s" for rate in rates)),
         rows,
@@ -154,11 +155,18 @@ def proxy() -> Question:
     ]
     return Question(
         "What does the proxy add, and how many streams does a core carry?",
-        f"We compare it with a bare relay that only passes bytes on, and with litellm's proxy. An event takes {over[0]:.2f} times the relay's processor time with a hundred "
+        f"We compare the proxy with a bare relay that only passes bytes on, and with litellm's proxy. An event takes {over[0]:.2f} times the relay's processor time with a hundred "
         f"streams at once, and {over[1]:.2f} times with a thousand. A core carries {share:.1f} times as many streams as with litellm. The streams per core "
-        "are calculated for 20 events a second and answers of 200 events, from the processor time of events and answers with a thousand streams at once.",
+        "are calculated for 20 events a second and answers of 200 events, from the processor time with a thousand streams at once.",
         ("proxy",),
-        ("", "added to the first token", "an event, 100 streams", "1,000 streams", "streams a core", f"broken of {2_000 * rounds:,}"),
+        (
+            "",
+            "added to the first token",
+            "an event, 100 streams",
+            "an event, 1,000 streams",
+            "streams a core",
+            f"broken, of {2_000 * rounds:,} streams",
+        ),
         rows,
     )
 
@@ -173,8 +181,8 @@ def failures() -> Question:
     ]
     return Question(
         "What happens when the network fails?",
-        "We asked for a thousand answers under random faults, which strike the second server, too, one time in five. streamco hands an answer over, or "
-        f"says that it failed. openai-python with its retries returns {cells[3][1]} answers that look whole and aren't.",
+        "We requested a thousand answers under random faults. The second server is struck as well, on one connection in five. streamco hands an answer "
+        f"over, or says that it failed. openai-python, even with its retries, returns {cells[3][1]} answers that look whole but aren't.",
         ("failover",),
         ("", "streamco, two servers", "openai-python, one server"),
         [[what, *both] for what, both in zip(metrics, cells, strict=True)],
@@ -197,9 +205,9 @@ def losses() -> Question:
     return Question(
         "Is a token lost or changed?",
         "We compare answers that were handed over, or drafted and verified, with the same model's uninterrupted answer, token for token. Outside exact mode, "
-        "batches of different shapes round differently, and the texts may diverge where two tokens are nearly equal.",
+        "batches of different shapes round differently, and the texts may diverge where two tokens are almost equally likely.",
         ("migration", "lossless"),
-        ("", "number", "other than the uninterrupted answer"),
+        ("", "number", "different from the uninterrupted answer"),
         rows,
     )
 
@@ -213,9 +221,9 @@ def bytes_of_a_move() -> Question:
     packed = load("tokenpack").value("5000 Alpaca texts", "size of all, UTF-8 = 100 [%]")
     return Question(
         "How many bytes does a hand-over take?",
-        f"Packed token ids are {100 - packed:.1f} % smaller than the text (the paper: 54.4 %). On the wire, with HTTP around them, they take this share of the text's bytes.",
+        f"Packed token ids are {100 - packed:.1f} % smaller than the text (the paper: 54.4 %). The table has a hand-over's bytes on the wire, including HTTP, relative to sending text.",
         ("hand_over_bytes", "tokenpack"),
-        ("share of text's bytes", *(f"{size} tokens" for size in sizes)),
+        ("bytes relative to text", *(f"{size} tokens" for size in sizes)),
         rows,
     )
 
@@ -243,10 +251,11 @@ def savings() -> Question:
     settings = sum(int(what.split()[1]) for what in counts)
     return Question(
         "What do planned hand-overs save?",
-        f"The table has the share of the cost of whole answers that they save, in {settings:,} settings of 29 services, 3 phones and 11 budgets, in virtual time, money and "
-        f"energy together (DiSCo, Figure 7: up to 83.6 and 72.7 %). Two of the rows assume that every service can continue an answer and that any model is good enough. "
-        f"The default client saves hardly anything, because few providers can, and no answer moves to a weaker model by itself ([by service]"
-        f"(research/disco.md#cost-figure-7)). Best, if all can: {names[0]}; {names[1]}.",
+        f"The table has the share of the cost of whole answers that planned hand-overs save, money and energy together. It covers {settings:,} settings of 29 "
+        f"services, 3 phones and 11 budgets, in virtual time. "
+        f'"All can continue" assumes that every service can continue an answer and that any model is good enough. The default client usually saves '
+        f"hardly anything, because few providers can continue an answer, and none moves to a weaker model by itself ([by service]"
+        f"(research/disco.md#cost-figure-7)). If all can continue, the best settings are {names[0]} (server spared) and {names[1]} (device spared).",
         ("cost",),
         ("higher is better", "median service", "best setting", "worst setting"),
         rows,
@@ -263,8 +272,8 @@ def real_pair() -> Question:
             rows.append([f"{text}, {label}", f"**{times[0]}**", times[1], times[2], f"{run.value(case, rate, 'stream'):.1f} tokens/s"])
     return Question(
         "Is speculation faster on one small machine?",
-        "It pays on code, but not on prose. Qwen2.5-Coder 0.5B drafts and 1.5B verifies, on one core each. The table has the tokens a second relative to the "
-        "same server's plain stream.",
+        "It is faster on code, but not on prose. Qwen2.5-Coder 0.5B drafts and 1.5B verifies, on one core each. The table has the tokens a second relative to "
+        "the same server's plain stream. *Bound* counts only drafting, verification and the link.",
         ("pair",),
         ("higher is better", "streamco", "drafts alone", "bound", "the stream"),
         rows,
@@ -280,11 +289,11 @@ def large_server() -> Question:
             times = [f"{run.value(case, ratio, who):.2f}" for who in ("streamco", "streamco, chains", "always drafts, trees")]
             rows.append([f"{text}, round trip {rtt} ms", f"**{times[0]}**", times[1], times[2]])
     return Question(
-        "And before a 70B model?",
+        "And with a 70B model at the server?",
         "We replayed the same pair's recorded tokens, and slowed the server down to the step times of Llama-2-70B on two A100. Client, server and protocol are "
         "real.",
         ("imposed",),
-        ("higher is better, over the stream", "streamco", "chains, no trees", "always drafts"),
+        ("higher is better, relative to the stream", "streamco", "chains, no trees", "always drafts"),
         rows,
     )
 
@@ -302,11 +311,15 @@ def load_of_drafts() -> Question:
         )
     return Question(
         "How long do verdicts take as devices are added?",
-        "The table has the 95th percentile, over a link of 60 ms, with a server slowed down to the step times of Llama-2-70B on four A100. Past its limit the server "
-        'refuses new sessions with "overloaded, retry after". Devices then wait for a place, and verdicts with 128 devices take '
+        "The table has the 95th percentile of the time to a verdict, at a round trip of 60 ms, with a server slowed down to the step times of Llama-2-70B on "
+        'four A100. Past its limit the server refuses new sessions with "overloaded, retry after". Devices then wait for a place, and verdicts with 128 devices take '
         f"{min(growth):.2f} to {max(growth):.2f} times as long as with 32.",
         ("verifier",),
-        ("share of drafts that is verified", *(who.replace("1 devices", "1 device") for who in few), "verdicts/s with 32 / 64 / 128"),
+        (
+            "share of drafts that is verified",
+            *(who.replace("1 devices", "1 device") for who in few),
+            "verdicts/s with 32 / 64 / 128 devices",
+        ),
         rows,
     )
 
@@ -323,7 +336,7 @@ def split() -> Question:
         rows.append([f"between tokens, round trip {rtt} ms", f"**{share:.2f}**", "1 (no drafts)"])
     return Question(
         "What do chunks and drafts bring a split model?",
-        "The figures are relative to the time that the plain U-shape takes, with a server slowed down to a 7B model's times (HAT: 0.59 and 0.61).",
+        "The figures are times relative to those of the plain U-shape, with a server slowed down to a 7B model's times.",
         ("split_ttft", "split_live"),
         ("", "streamco", "without"),
         rows,
@@ -338,10 +351,10 @@ def simulator() -> Question:
     ]
     return Question(
         "Does the simulator say what the live system does?",
-        f"On loads, prompts and a draft model that we didn't use while building it, {within_a_tenth(every)} figures are within a tenth. "
-        "The others are from a full server, where refusals make every live run different.",
+        f"On loads, prompts and a draft model that we didn't use while building it, {within_a_tenth(every)} figures are within a tenth of "
+        "the live ones. The others are from a full server, where refusals make every live run different.",
         ("fidelity_unseen", "fidelity"),
-        ("", "within a tenth", "farthest off", "loads looked at while it was built: within a tenth"),
+        ("", "within a tenth", "farthest off", "within a tenth, on loads used to build it"),
         rows,
     )
 
@@ -372,8 +385,8 @@ def price_list() -> Question:
     errors = {who: row for (at, what, who), row in run.rows.items() if (at, what) == (case, "error of a batch's time [share]")}
     return Question(
         "Does the server know what a draft will cost it?",
-        "The table has the error of the time that the price list of rows predicts for live batches of a 1.5B model on a CPU, where four rows cost twice as much as "
-        "one.",
+        "The table has the error with which the server's price list of rows predicts the time of live batches of a 1.5B model on a CPU, where four rows cost "
+        "twice as much as one.",
         ("row_costs",),
         ("", "median", "lowest", "highest"),
         [[who, f"{100 * row.median:.1f} %", f"{100 * row.min:.1f} %", f"{100 * row.max:.1f} %"] for who, row in errors.items()],

@@ -46,7 +46,7 @@ class PageTable:
     def text(self) -> str:
         """What stands between its marks."""
         run = load(self.run)
-        source = [f"`python -m bench.page {self.run}` has all rows; {run.about}.", ""] if self.is_first else []
+        source = [f"`python -m bench.page {self.run}` prints all rows; {run.about}.", ""] if self.is_first else []
         return "\n".join((*source, *self.lines(run)))
 
 
@@ -81,7 +81,7 @@ def learned(run: Run) -> Iterator[str]:
         place = [side, services.replace("llmperf and latencylab", "the 21")]
         policies = [who for at, metric, who in run.rows if (at, metric) == (case, later)]
         rows += [[*place, f"`{policy}`", cases, *_learned_cells(run, case, policy, cases)] for policy in policies]
-    head = ["constrained", "services", "policy", "cases", "later than random dispatch", "surely"]
+    head = ["constrained", "services", "policy", "cases", "later than random dispatch", "surely later"]
     head += ["mean above the optimum: mean / median / highest", "over 2 % above it"]
     yield from table_lines([*head, "mean against random dispatch", "P99 against random dispatch"], rows)
 
@@ -236,7 +236,7 @@ def early_exit(run: Run) -> Iterator[str]:
         ["the paper's (margin 0.7)", *(longer(case, paper) for case in models)],
         ["leaving at one layer only, whichever it is", *(longer(case, " only, ") for case in models)],
         ["an oracle that knows at no cost where to leave", *(f"{100 * max(saved(case, oracle)):.0f} % saved" for case in models)],
-        ["by the paper's rule, of the tokens that leave early those that are the last layer's", *same],
+        ["of the tokens that leave early by the paper's rule, the share that equals the last layer's", *same],
     ]
     yield from table_lines(["rule: time of a token", *models.values()], rows)
 
@@ -298,7 +298,7 @@ def split_drafts(run: Run) -> Iterator[str]:
     case = "7B, RTT 30 ms"
     found = {label: (run.row(case, OF_SHAPE, name), run.value(case, TRIP, name)) for name, label in names.items()}
     rows = ([label, f"{row.median:.2f}", f"{row.max:.2f}", f"{trip:.2f}"] for label, (row, trip) in found.items())
-    yield from table_lines(["", "of the time without drafts", "worst answer", "tokens a trip"], rows)
+    yield from table_lines(["drafts", "time between tokens, of that without drafts", "worst answer", "tokens a trip"], rows)
 
 
 def split_ablation(run: Run) -> Iterator[str]:

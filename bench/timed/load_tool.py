@@ -276,9 +276,9 @@ server is the proxy's only endpoint.
 {table}
 
 - TTFT is the time to the first token. ITL is the mean gap between the tokens of an answer.
-- With 10 streams at once, a request begins when another one ends. So all of them begin together, and each waits for those before it.
-  They also end together, so the number of whole answers in a run has a step of 10.
-- With 10 requests a second, they arrive at random, with the same seed in each run.
+- With 10 streams at once, each new request begins when an answer ends. So all ten begin and end together, each first token waits for those
+  before it, and the number of whole answers in a run changes in steps of 10.
+- The 10 requests a second arrive at random, with the same seed in each run.
 - The tool, the server and the proxy share the cores. Errors are answers that failed, were refused or broke.
 
 The tool's own reports, without the individual requests, are in [bench/results](../bench/results/load_tool/guidellm-{version}).

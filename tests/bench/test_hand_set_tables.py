@@ -152,7 +152,7 @@ def split_lines() -> Iterator[Line]:
     yield Line(SPLIT, f"| longest pause between tokens | {' | '.join(pauses)} |")
     pace = "mean time between pieces [of that without the prompt]"
     paces = [f"{value(run, 'others', pace, way):.1f}" for run, way in others]
-    yield Line(SPLIT, f"| time between tokens over the usual | {' | '.join(paces)} |")
+    yield Line(SPLIT, f"| time between tokens, relative to the usual time | {' | '.join(paces)} |")
 
 
 def scheduling_lines() -> Iterator[Line]:
@@ -242,7 +242,7 @@ def gpu_rows() -> Iterator[TableRow]:
     for model, (label, forecast) in product(("llama2-7b", "llama3-8b"), {"": "graphs", ", without gaps": "graphs without gaps"}.items()):
         points = [("one sequence", "1 row"), *of_rows[1:], *of_sequences, *prompts]
         shares = values(model, f"forecast ({forecast}) over time [x]", points)
-        yield TableRow(HARDWARE, "**The forecast with graphs", f"| `{model}`{label} |", shares)
+        yield TableRow(HARDWARE, "**With graphs the predicted times", f"| `{model}`{label} |", shares)
 
 
 def aborted_lines() -> Iterator[Line]:
@@ -265,7 +265,7 @@ def crossing_lines() -> Iterator[Line]:
     """Yield the round trips from which the server alone is faster, each on the line between two that were simulated."""
     lines = means_of(kept_results("dsd_figure6")["scenarios"], "who writes", "tpot_mean")
     rtts = [float(rtt) for (rtt,) in lines]
-    for label, name in (("device waits for its verdict", "then wait"), ("device drafts on meanwhile", "drafting on meanwhile")):
+    for label, name in (("device waits for its verdict", "then wait"), ("device keeps drafting meanwhile", "drafting on meanwhile")):
         gaps = [line[f"drafts of 4, {name}"] - line["the server alone (fused)"] for line in lines.values()]
         after = next(place for place, gap in enumerate(gaps) if gap > 0)
         share = gaps[after - 1] / (gaps[after - 1] - gaps[after])

@@ -23,7 +23,7 @@ def test_a_table_stands_between_its_marks_below_its_source(tmp_path: Path) -> No
     first = PageTable("page.md", "topk", lambda run: table_lines(["rows"], [[str(len(run.rows))]]))
     pages = render({"one": first, "two": PageTable("page.md", "topk", first.lines, is_first=False)}, tmp_path)
     text = pages[tmp_path / "page.md"]
-    assert text.startswith("a\n<!-- bench one: begin -->\n\n`python -m bench.page topk` has all rows; ")
+    assert text.startswith("a\n<!-- bench one: begin -->\n\n`python -m bench.page topk` prints all rows; ")
     assert "<!-- bench two: begin -->\n\n| rows |\n|---|\n| " in text, "without its source"
     assert "old" not in text
 
