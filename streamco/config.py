@@ -64,7 +64,7 @@ ReaderPace = float | Literal["smooth"] | None
 
 
 def parse_pace(pace: float | str | None) -> ReaderPace:
-    """Parse a ``pace`` setting into tokens per second, "smooth" (as fast as the text arrives, but evenly), or None (deliver at once).
+    """Parse a ``pace`` setting; see ``ReaderPace`` for the result.
 
     Raises:
         ConfigError: the setting isn't None, a positive finite number, "reading", "listening" or "smooth".
@@ -193,7 +193,7 @@ class SamplingOptions(Options, frozen=True, kw_only=True):
 
     @property
     def fixed_seed(self) -> int | None:
-        """The seed for sampling, or None if no seed was given, or one that stands for a random seed (-1 or 4294967295)."""
+        """The seed for sampling. None if no seed was given, or if the given one stands for a random seed (-1 or 4294967295)."""
         return None if self.seed in _ANY_SEED else self.seed
 
     def adjustments(self) -> list[str]:

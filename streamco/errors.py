@@ -75,9 +75,9 @@ MAX_NAME = 100  # characters of a name in a message
 
 
 def shorten(text: str, size: int = MAX_TEXT) -> str:
-    """Shorten an error message to about ``size`` characters by replacing its middle with the text's length.
+    """Shorten an error message to about ``size`` characters by replacing its middle with a note of the message's length.
 
-    If an error message is long, this is because of received data, which it quotes in the middle or at the end.
+    Long error messages are long because they quote received data, in the middle or at the end.
     """
     if len(text) <= size:
         return text

@@ -200,7 +200,7 @@ class Partial(Struct, frozen=True, kw_only=True):
         vocabulary: fingerprint of the tokenizer to which ``ids`` belong.
         tokens: number of tokens in the answer so far, which is the position at which to continue.
         is_counted: True if every token came with its id, so that ``tokens`` is exact; False if part of it is an estimate.
-        blank_tokens: how many tokens at the end came with ids and are only whitespace. An endpoint that gets the text writes them again.
+        blank_tokens: how many tokens at the end came with ids and are only whitespace. An endpoint that gets only text writes them again.
     """
 
     text: str

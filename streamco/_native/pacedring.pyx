@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""The ring of ``pacedring_py.py`` compiled: references in one list, amounts and times as C numbers.
+"""The compiled version of ``pacedring_py.py``, with references in one list, and amounts and times as C numbers.
 
-``pacedring_py.py`` is the specification. Objects are made before a slot is looked at, because making them may run the collector and so a
-finaliser. From there on nothing else runs until the operation is done.
+``pacedring_py.py`` is the specification. Objects are made before a slot is looked at, because making them may run the collector and with it
+a finaliser. From there on nothing else runs until the operation is done.
 
 The gain was measured on two cores on 2026-11-29 and 2026-11-30. With the twin, a token at a fixed pace takes 1.06 to 1.08 times as much
 processor time. In a pacer alone, a token takes 0.6 us instead of 1.8 at a fixed pace, and 3.1 instead of 3.8 at a smooth one (``bench

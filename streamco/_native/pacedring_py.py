@@ -33,7 +33,7 @@ class PacedRing(Generic[T]):
         period: seconds for an amount of 1 on the timeline, > 0 and finite; None for no timeline.
         gap: seconds for an amount of 1 between overdue pieces, at least 0 and at most ``period``.
         early: how many seconds before it is due a piece may go out, at least 0 and finite.
-        late: if a piece goes out late, its time begins at most this many seconds before, at least 0; infinite to begin when it was due.
+        late: if a piece goes out late, its time begins at most this many seconds earlier (at least 0; infinite to begin when it was due).
 
     Attributes:
         buffered: number of tokens held.

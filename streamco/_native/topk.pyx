@@ -3,9 +3,9 @@
 
 The twin is the specification. Arguments that are refused here are passed to the twin, which raises the error.
 
-The gain over numpy, which is used without it, was measured on two cores on 2026-11-29 (interleaved pairs; a token of SmolLM2 took 25 ms).
-Sampling from the whole distribution (temperature 1, nothing cut off) takes 0.2 ms instead of 7.5, which saves 29 % of the token's time. If
-only ``top_k`` is 0, it takes 0.7 ms less, which saves 3 %. With the default settings the answer is no faster.
+The gain over numpy, which is used without the extension, was measured on two cores on 2026-11-29 (interleaved pairs; a token of SmolLM2
+took 25 ms). Sampling from the whole distribution (temperature 1, nothing cut off) takes 0.2 ms instead of 7.5, which saves 29 % of the
+token's time. If only ``top_k`` is 0, it takes 0.7 ms less, which saves 3 %. With the default settings the answer is no faster.
 """
 
 import sys

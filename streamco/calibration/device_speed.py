@@ -64,7 +64,7 @@ async def measure_device_speed(
 
 
 def _prompts(ids: Sequence[int], lengths: Sequence[int], turns: int) -> list[list[int]]:
-    """Return prompts that begin at different tokens, because an engine would still have a common beginning in memory."""
+    """Return prompts that begin at different tokens, because an engine would still have a common prefix in memory."""
     prompts = []
     for turn in range(turns):
         for place, length in enumerate(lengths):

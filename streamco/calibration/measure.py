@@ -379,7 +379,7 @@ class _Run:
         self._loop.call_soon_threadsafe(self._woken.set)
 
     async def finish(self) -> tuple[float, int]:
-        """Wait for the task's end. Return its computing time in seconds and its number of predictions.
+        """Wait for the task to end. Return its compute time in seconds and the number of predictions that it made.
 
         Raises:
             EngineError: the task failed or was cancelled.

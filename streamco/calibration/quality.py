@@ -76,7 +76,7 @@ class CurvePoint(Struct, frozen=True):
         share: share of the answers that the server writes, because the device's answers have a plain score below ``min_score``.
         min_score: the lowest plain score with which a device's answer is used, with two to four digits.
         caught: share of the device's bad answers that the server replaces; None if it isn't known which are bad.
-        caught_learned: the same, if as many answers are chosen by a score learned from the other answers; None if there are too few.
+        caught_learned: the same, if equally many answers are chosen by a score learned from other answers; None if there are too few.
     """
 
     share: float
@@ -204,7 +204,7 @@ def curve(answers: Sequence[MeasuredAnswer]) -> list[CurvePoint]:
 
 
 def _threshold(ordered: Sequence[float], count: int) -> float:
-    """Return the number with the fewest digits that exceeds ``count`` of the sorted scores, or fewer if four digits don't separate them."""
+    """Return the number with the fewest digits that exceeds ``count`` of the sorted scores, or fewer if four digits can't separate them."""
     above = ordered[count]
     count = bisect_left(ordered, above)
     if count == 0:

@@ -236,7 +236,7 @@ async def _measure(args: argparse.Namespace) -> PairProfile:
 
 
 class ProgressText:
-    """A text with a progress bar, which says at the end what comes next.
+    """A text with a progress bar. At the end it says what was done and what follows.
 
     Args:
         work: the work, such as "reading prompts".
@@ -305,7 +305,7 @@ async def make_verifier(args: argparse.Namespace) -> Verifier:
 
 
 def format_device(model: str, speed: DeviceSpeed) -> str:
-    """Return a device's speed as readable text: a line that says what it means, and the figures."""
+    """Return a device's speed as readable text: a line that says what the speed means, then the figures."""
     rate = speed.decode_tokens_per_s
     writes = "not measured" if rate is None else f"{1000 / rate:.1f} ms a token"
     rows = [
@@ -341,7 +341,7 @@ def format_pair(pair: PairProfile) -> str:
 
 
 def format_verdict(pair: PairProfile) -> str:
-    """Return one line that says whether drafting pays, with the tokens/s expected at the measured window and from the server alone."""
+    """Return one line that says whether drafting pays, with the tokens/s expected from drafts as measured and from the server alone."""
     from streamco.policies.mode_switch import RoundConditions, predict_rates
 
     rates = predict_rates(

@@ -177,7 +177,7 @@ def _row_of(day: DayFigures) -> tuple[str, ...]:
 
 
 def _tokens(count: int, estimated: int) -> str:
-    """Return a number of tokens, with ``~`` if it is partly an estimate."""
+    """Return a number of tokens as text, with ``~`` if part of it is an estimate."""
     return f"{'~' if estimated else ''}{count}"
 
 

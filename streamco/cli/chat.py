@@ -163,7 +163,7 @@ def name_split_servers(args: argparse.Namespace) -> None:
     """Treat ``--mode split --server URL`` as ``--split URL``.
 
     Raises:
-        ConfigError: no server is given, or the server is the name of a model.
+        ConfigError: no server is given, or it is given as the name of a model.
     """
     if args.mode != "split" or args.split is not None:
         return
@@ -268,7 +268,7 @@ class _Parts:
     """Makes the parts of a chat from its options; see ``ChatParts``.
 
     Args:
-        former: the profile, with what was learned before, or None if nothing is added to a profile at the end.
+        former: the profile as it was before this chat, or None if nothing will be added to a profile at the end.
     """
 
     def __init__(self, former: Profile | None) -> None:
@@ -434,7 +434,7 @@ def make_split(args: argparse.Namespace) -> SplitEndpoint:
 
 
 def make_verifier(args: argparse.Namespace) -> Verifier | None:
-    """Return the verifier that the options name, or None if the server verifies or nothing does.
+    """Return the verifier that the options name, or None if they name none: then the server verifies, or nothing does.
 
     Raises:
         ConfigError: the URL is invalid, or there is no device to draft.

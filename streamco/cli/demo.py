@@ -291,7 +291,7 @@ def _prior(latency: str) -> bytes:
 
 
 async def _play_drafts(client: Client, args: argparse.Namespace, view: View) -> int:
-    """Answer prompts with drafts of the device, show what became of the drafts, and return the exit code."""
+    """Answer prompts with drafts from the device, show what became of the drafts, and return the exit code."""
     settings = replace(settings_of(args), max_tokens=args.max_tokens or 60, temperature=args.temperature or 0.0)
     system = [{"role": "system", "content": args.system}] if args.system else []
     server = client.with_options(mode=Race(policy="server-only"))

@@ -31,7 +31,7 @@ PROMPTS = (PROMPT, BUDGETED[0], BUDGETED[-1])
 
 
 class KillableServer:
-    """A server's process that can be killed, and is then started again at the same address. Use it with ``async with``.
+    """A server process that can be killed, and is then started again at the same address. Use it with ``async with``.
 
     Args:
         start: starts the process on the port that it is given, where 0 means any free one.
@@ -59,7 +59,7 @@ class KillableServer:
         await self._life.aclose()
 
     async def kill(self) -> None:
-        """Kill the process at once, and return when another one is listening. If one is being started, only wait for it.
+        """Kill the process at once, and return when another one is listening. If another one is being started already, only wait for it.
 
         Raises:
             EndpointConnectError: none could be started; the next call tries again.
@@ -82,7 +82,7 @@ def add_page_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_page_arguments(args: argparse.Namespace) -> None:
-    """Refuse options that have no effect with ``--page``, because prompts are typed into a browser, and the page's options without it.
+    """Refuse the page's options without ``--page``. With it, refuse options that have no effect on prompts typed into a browser.
 
     Raises:
         ConfigError: such an option is given.

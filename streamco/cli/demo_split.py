@@ -53,7 +53,7 @@ class _Sides(Struct, frozen=True):
 
 
 def check_split_arguments(args: argparse.Namespace, *, latency: str) -> None:
-    """Refuse options that have no effect on a split model. ``latency`` is the default of that option.
+    """Refuse options that have no effect on a split model. ``latency`` is the default value of ``--latency``.
 
     Raises:
         ConfigError: such an option is given.
@@ -112,7 +112,7 @@ def emulation_text(rtt_ms: float) -> str:
 
 @asynccontextmanager
 async def _server(rtt_ms: float) -> AsyncIterator[tuple[Path, str]]:
-    """Split the model, start a server with its middle, and yield the common path prefix of the device's files and the server's URL."""
+    """Split the model, start a server with its middle, and yield the path prefix of the device's files, and the server's URL."""
     from streamco.engines.llamacpp.bundled_model import packaged_model
     from streamco.engines.llamacpp.model_parts import split_model
 
@@ -132,7 +132,7 @@ async def _server(rtt_ms: float) -> AsyncIterator[tuple[Path, str]]:
 
 
 def _split_client(parts: Path, url: str, *, drafts: bool = True) -> Client:
-    """Return a client that sends a prompt in one piece and in 32 bits, so that its rows are computed as in the whole model."""
+    """Return a client that sends a prompt in one piece and in 32 bits, so that the rows are computed as in the whole model."""
     endpoint = SplitEndpoint(parts, url, options=ONE_THREAD, states="f32", drafts="auto" if drafts else None, chunking="whole")
     return Client(mode=Split(endpoint))
 

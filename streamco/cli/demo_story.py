@@ -65,7 +65,7 @@ class Stage(Struct):
         start_server: starts the server's process.
         connect: returns a streamco client for the server at this URL, with this mode and this budget.
         draft: returns the URL of a server that verifies drafts, and a client whose device drafts.
-        is_pair: True if the device's model isn't the server's.
+        is_pair: True if device and server have different models.
         model: name of the server's model.
         prices: prices of the server's tokens.
         settings: settings of the answers.
@@ -241,7 +241,7 @@ async def _fill_alone(column: Column, alone: Answering, prompt: str, since: Call
 
 
 def _killing(answer: Answering, server: ServerProcess) -> Answering:
-    """Return an answering function that does the same, and kills the server once the answer has begun."""
+    """Return a function that answers like ``answer``, but kills the server once the answer has begun."""
 
     async def answer_and_kill(prompt: str, tokens: int) -> AsyncGenerator[str]:
         count = 0
@@ -269,7 +269,7 @@ def _first(report: Report) -> str:
 
 
 def _server_alone(report: Report, prices: TokenPrices) -> float:
-    """Return the cost of the same answer from the server alone, in US dollars."""
+    """Return what this answer would have cost from the server alone, in US dollars."""
     return report.dispatch.prompt_tokens * (prices.prompt or 0.0) + report.tokens * (prices.completion or 0.0)
 
 

@@ -129,7 +129,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 def build_parser(with_options: Collection[str]) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     """Return the parser of the whole command, and the sub-commands' parsers by name.
 
-    Only the sub-commands in ``with_options`` know their options, because those have to be imported.
+    Only the parsers of the sub-commands in ``with_options`` have options, because the modules of these sub-commands have to be imported.
     """
     parser = _Parser(
         prog="streamco",
@@ -169,7 +169,7 @@ class _Optional:
     """A text file that ignores failed writes: a log may be on a full disk, or its reader may be gone.
 
     Args:
-        file: the file, which all other attributes come from.
+        file: the file, which provides all other attributes.
     """
 
     def __init__(self, file: TextIO) -> None:

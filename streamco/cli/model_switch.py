@@ -50,7 +50,7 @@ class ModelSwitch:
     """The models of a chat.
 
     Args:
-        parts: makes them.
+        parts: makes the device, the server and the client.
         args: the options of the chat.
         device: the device, if any.
         server: the server, if any.
@@ -137,7 +137,7 @@ class ModelSwitch:
         return await self._switch(args, self._device, self._parts.server(args))
 
     def _with(self, settings: Mapping[str, object], **changed: object) -> argparse.Namespace:
-        """Return the chat's options with changes. Nothing learned about the former models is kept for the new ones."""
+        """Return the chat's options with these changes. Nothing learned about the former models is kept for the new ones."""
         if self.models is None:
             raise ConfigError("expected a chat with a device and a server, got a split model")
         args = copy(self._args)

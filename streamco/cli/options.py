@@ -62,7 +62,7 @@ class _RefuseKey(argparse.Action):
 
 
 def add_client_key_arguments(group: argparse._ArgumentGroup, variable: str, *, action: Literal["store", "append"] = "store") -> None:
-    """Add the option for the key that clients must send. By default it is in the environment variable ``variable``."""
+    """Add the option for the key that clients must send. By default the key is in the environment variable ``variable``."""
     more = "; again for each of several" if action == "append" else ""
     group.add_argument(
         "--client-key-env",

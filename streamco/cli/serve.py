@@ -150,7 +150,7 @@ def _check_part(args: argparse.Namespace, path: Path) -> None:
     """Check that the options suit the file.
 
     Raises:
-        ConfigError: the file is a part of a model and ``--middle`` isn't given, or the other way round, or an option doesn't fit that.
+        ConfigError: the file is a part of a model without ``--middle``, or a whole model with it, or an option suits only the other kind.
     """
     from streamco.engines.llamacpp.model_parts import is_gguf, is_part
 
@@ -305,7 +305,7 @@ def _options(args: argparse.Namespace, path: Path) -> ServeOptions:
 
 
 def _given_keys(args: argparse.Namespace, named: Sequence[ApiKey]) -> list[str]:
-    """Return the keys in the given variables. By default that is the usual variable, unless its key is also in the file, with a name."""
+    """Return the keys in the given variables. The default is the usual variable, unless the file has the same key with a name."""
     if args.client_key_env is not None:
         return [key for name in args.client_key_env if (key := api_key_of(name, "--client-key-env"))]
     environment = os.environ.get(KEY_VARIABLE)

@@ -26,8 +26,8 @@ class PendingAnswer:
     """The answer of a stream; the first read prepares and starts it.
 
     Both the stream and the generator that its reader iterates hold a reference to this object, but not to each other. So a dropped stream
-    ends at once, without waiting for the garbage collector, and a loop can go on even if nothing else refers to its stream. The driver must
-    not refer to this object, because then nobody would notice that a stream was dropped.
+    ends at once, without waiting for the garbage collector, and an ``async for`` can go on even if nothing else refers to its
+    stream. The driver must not refer to this object, because then nobody would notice that a stream was dropped.
 
     Args:
         request: the complete, validated request.
@@ -73,7 +73,7 @@ class PendingAnswer:
         self._lock = asyncio.Lock()  # two tasks may wait for the start of one stream
 
     async def start(self) -> AnswerDriver:
-        """Return the answer's driver, and start it first if it hasn't started.
+        """Start the answer if it hasn't started, and return its driver.
 
         Raises:
             StreamClosed: the stream or the client is already closed.

@@ -344,7 +344,7 @@ def _plain(value: Any) -> Any:
 
 
 def _check_sendable(name: str, value: Any) -> None:
-    """Check that a value can be sent to a server, even if the device answers, because otherwise nobody would notice the mistake.
+    """Check that a value could be sent to a server. This is done even if the device answers, or nobody would notice the mistake.
 
     Args:
         name: where the value was given.

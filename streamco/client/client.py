@@ -59,9 +59,9 @@ class Client:
             list takes part in the race, and the others are its fallbacks, in this order.
         budget: share of the work that the expensive side may do, 0 to 1. 0 is a promise that the server is never used, whatever happens
             (or the device, with ``Race(constrained="device")``). In a race, it is the share of all prompt tokens that the constrained side
-            may process (DiSCo 4.1, b), 0.3 by default. It limits the actual share from the first answer on, give or take 0.01 and, among
-            the first 500 answers, one mean prompt (docs/dispatch.md). If the device drafts, it is the share of drafted tokens that are
-            verified, by default all of them, so that the answer is the verifier's own.
+            may process (DiSCo 4.1, b), 0.3 by default. It limits the actual share from the first answer on, but allows 0.01 more
+            and, among the first 500 answers, one mean prompt (docs/dispatch.md). If the device drafts, it is the share of drafted tokens
+            that are verified, by default all of them, so that the answer is the verifier's own.
         mode: how answers are made. ``Race(...)``: the whole answer comes from whichever endpoint is first. ``Speculate(...)``: the device
             drafts and the server verifies, if that is possible (docs/speculation.md). ``Auto(Race(...), Speculate(...))``: the faster of
             the two, chosen for each answer. ``Split(...)``: the first layers and the head of a model run on the device and its middle
@@ -72,12 +72,12 @@ class Client:
         profile: what an earlier client learned (``Client.profile()``), or the file that it was written to; None to start without one.
         on_failure: what to do if an endpoint fails in the middle of an answer. "migrate": another endpoint continues after the last good
             token, if one can. "restart": the same, but if none can, an endpoint generates the whole answer again. The reader then gets only
-            the part that is new, and it is an error if the answer doesn't begin with the text that the reader already has (meant for greedy
-            decoding; docs/migration.md). "raise": the error is raised, with the text so far. None means "migrate", but "raise" for requests
-            with tools or a JSON schema.
+            the part that is new. It is an error if the new answer doesn't begin with the text that the reader already has, so "restart" is
+            meant for greedy decoding (docs/migration.md). "raise": the error is raised, with the text so far. None means "migrate", but
+            "raise" for requests with tools or a JSON schema.
         limits: bounds on what may be buffered.
         on_degraded: what to do when a request can't be served as asked. "warn": it is answered anyway; ``report.notes`` says what is
-            different, and each kind is logged once; but a server's 401, 403 or 404 makes the call fail, because it is a configuration
+            different, and each kind is logged once. But a server's 401, 403 or 404 makes the call fail, because it is a configuration
             error. "answer": the same, but another endpoint answers even then. "raise": the call fails. "ignore": like "answer", but nothing
             is logged (docs/degradation.md).
         timeout: seconds to wait for the connection, for the first token and for each further token; ``Timeouts`` or ``httpx.Timeout`` for
@@ -317,7 +317,7 @@ class Client:
 
     @property
     def endpoint_names(self) -> tuple[str, ...]:
-        """Names of the endpoints, as in reports: the device first, then the servers in the order of their use."""
+        """Names of the endpoints, as in reports: the device first, then the servers in order of use."""
         return tuple(self._settings.endpoints.endpoints)
 
     @property
@@ -381,8 +381,8 @@ class Client:
         """Ask for an answer as tokens; nothing happens before the first read.
 
         Args:
-            messages: a prompt, or a conversation in OpenAI's form. A prompt becomes a user message or, if every server uses the completions
-                API, text to continue, for the device too.
+            messages: a prompt, or a conversation in OpenAI's form. A prompt becomes a user message. But if every server uses the
+                completions API, the prompt is text to continue, on the device too.
             model: the remote model's name; None uses the server endpoint's.
             pace: overrides the client's pace.
             options: the arguments of ``chat.completions.create``.
@@ -413,7 +413,7 @@ class Client:
         Args:
             request: the request.
             pace: overrides the client's pace.
-            includes_usage: True if the last chunk should have the usage.
+            includes_usage: True if the last chunk should contain the usage.
             is_streamed: False if the chunks are joined into a whole answer, which has no pace.
             notes: the first notes of the report.
         """

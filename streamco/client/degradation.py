@@ -61,7 +61,7 @@ class Degradations:
         self._refusals: dict[str, tuple[float, EndpointError]] = {}
 
     def with_rule(self, rule: OnDegraded | None) -> Degradations:
-        """Return an object with another rule that shares all records with this one; None returns this object."""
+        """Return an object that has another rule but shares all records with this one; None returns this object."""
         if rule is None:
             return self
         other = Degradations(rule)
@@ -110,11 +110,11 @@ class Degradations:
             raise DegradedError(sentence, kind=kind, endpoint=endpoint)
 
     def record_failure(self, notes: list[str], error: Exception, *, endpoint: str, instead: str, may_log: bool = True) -> None:
-        """Record that an endpoint failed while the answer came from another one. If it was a refusal, later answers fail.
+        """Record that an endpoint failed while the answer came from another one. If the failure was a refusal, later answers fail.
 
         Args:
             notes: the answer's notes.
-            error: the failure. Its message goes into the report; the log has only its kind, because the message may quote the request.
+            error: the failure. Its message goes into the report; the log shows only its kind, because the message may quote the request.
             endpoint: name of the endpoint that failed.
             instead: what happened instead.
             may_log: False if the caller gets the error.
@@ -146,7 +146,7 @@ class Degradations:
             self._refusals.pop(endpoint, None)
 
     def refusal(self, endpoint: str) -> EndpointError | None:
-        """Return the refusal that this endpoint sent in the last 30 seconds, when another one was already answering, or None."""
+        """Return the refusal that this endpoint sent in the last 30 seconds while another one was answering, or None."""
         if self.rule in {"answer", "ignore"}:
             return None
         at, error = self._refusals.get(endpoint, (0.0, None))

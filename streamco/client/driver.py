@@ -76,8 +76,8 @@ class AnswerDriver(Protocol):
         """Wait for the next delivery; None means that the answer is complete.
 
         Args:
-            relay: the driver may await it with plain text, in order, before this returns, and make no chunks of that text. Its errors are
-                raised.
+            relay: the driver may await it with plain text, in order, before this method returns, instead of making chunks of that text. Its
+                errors are raised.
         """
         ...
 

@@ -57,9 +57,9 @@ class EndpointSet:
 
     Attributes:
         device: the device, or None if there is none.
-        servers: the servers, in the order of their use.
+        servers: the servers, in order of use.
         endpoints: the device and the servers, by name.
-        planners: the newest planners, kept so that a mode can still learn if the caller creates a new one for each request.
+        planners: the newest planners, kept so that what was learned isn't lost if the caller creates a new mode for each request.
 
     Raises:
         ConfigError: there is neither a device nor a server, a setting isn't an endpoint, or two endpoints have the same name.
@@ -189,7 +189,7 @@ class EndpointSet:
 
 
 def _failed_to_start(names: Sequence[str], results: Sequence[BaseException | None], *, is_alone: bool) -> dict[str, EndpointError]:
-    """Return the endpoints that could not start. Raise an error if none could, and none had started before (``is_alone``)."""
+    """Return the endpoints that could not start. Raise an error if none could start and none had before (``is_alone``)."""
     failed: dict[str, EndpointError] = {}
     for name, result in zip(names, results, strict=True):
         if isinstance(result, EndpointError):

@@ -172,7 +172,7 @@ class ChatStream(AnswerStream[ChatCompletionChunk]):
 
     Chunks without choices (usage) are left out. If they have provider-specific fields (Azure's content-filter results, the timings of
     llama.cpp's server), these are sent with an empty delta, so that code that reads the first choice still works. If you request usage with
-    ``stream_options={"include_usage": True}``, the last chunk has it, whichever endpoint wins, with ``is_estimated`` if it had to be
+    ``stream_options={"include_usage": True}``, the last chunk contains it, whichever endpoint wins, with ``is_estimated`` if it had to be
     estimated (``AnswerUsage``). After a hand-over, the usage covers the whole answer.
     """
 
@@ -181,12 +181,12 @@ class ChatStream(AnswerStream[ChatCompletionChunk]):
         self._includes_usage = includes_usage
 
     async def pass_on(self, send: Callable[[ChatCompletionChunk], Awaitable[None]], relay: Relay | None = None) -> None:
-        """Read the whole answer and pass it to two functions. For programs that send it on: most plain text then needs no chunk.
+        """Read the whole answer, passing its parts to two functions. For programs that send it on: most plain text then needs no chunk.
 
         Args:
             send: awaited with each chunk.
-            relay: awaited instead with text whose chunk would repeat an earlier one, in order with the chunks. None has all text sent as
-                chunks. Errors of both functions end the stream and are raised.
+            relay: awaited instead with text, if its chunk would differ from an earlier one only in the text, in order with the chunks.
+                With None, all text is sent as chunks. Errors of both functions end the stream and are raised.
 
         Raises:
             StreamcoError: the answer failed.

@@ -58,7 +58,7 @@ class ArrivalRate:
         Args:
             amount: how many tokens arrived, > 0.
             held: how many tokens were held before.
-            now: seconds, not before the last call's.
+            now: the time in seconds, not earlier than in the last call.
         """
         slots = self._slots
         is_first = not slots or now - slots[-1].end > self._pause

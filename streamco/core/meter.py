@@ -58,7 +58,7 @@ class Meter:
         self._counts: list[int] = []
 
     def record(self, tokens: int, *, now: float) -> None:
-        """Record that ``tokens`` tokens were delivered at ``now`` (seconds, not before the last call's)."""
+        """Record that ``tokens`` tokens were delivered at ``now`` (in seconds, not earlier than in the last call)."""
         self.tokens += tokens
         self._times.append(now)
         self._counts.append(tokens)

@@ -1,6 +1,6 @@
 """The token buffer between an endpoint and the reader (DiSCo 4.3, "token buffer"; 2.2 for the rates).
 
-There is one ring of pieces with due times, and a schedule that fills it. This module has the schedule of a fixed rate, and
+There is one ring of pieces with due times, and a schedule that fills it. This module has the schedule for a fixed rate, and
 ``smooth_schedule`` has the one without a rate.
 
 At a fixed rate, the first token fixes the reader's timeline: token n is due at ``t_first + n / rate``, so lateness never adds up. If the

@@ -70,7 +70,7 @@ def split_chunk(chunk: ChatCompletionChunk) -> list[ChatCompletionChunk]:
 
 
 def cut_chunk(chunk: ChatCompletionChunk, texts: Sequence[str]) -> list[ChatCompletionChunk]:
-    """Cut a chunk of plain text into one chunk for each of these texts, which joined give its content or its reasoning.
+    """Cut a chunk of plain text into one chunk for each of these texts, which, when joined, give its content or its reasoning.
 
     The role and the server's additional fields go into the first piece, and the finish reason and the usage into the last one.
     """

@@ -62,7 +62,7 @@ class Report(Struct, frozen=True, kw_only=True):
         hand_overs: all hand-overs, in order.
         wasted_tokens: completion tokens that the reader never got.
         wasted_prompt_tokens: prompt tokens that endpoints read for nothing.
-        usage: tokens of the answer as it was delivered; ``endpoints`` has the work that each endpoint did for it.
+        usage: tokens of the answer as it was delivered; ``endpoints`` shows the work that each endpoint did for it.
         ending: whether the answer is complete, failed, or was left by its reader before its end; None while it is in progress.
         is_final: True once no figure will change any more, because all work has ended.
         mode: how it was generated; if it could have been speculated but wasn't, ``dispatch.reason`` says why.

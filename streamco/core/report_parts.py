@@ -156,7 +156,7 @@ class Grade(Struct, frozen=True, kw_only=True):
         tokens: number of tokens that the score is based on.
         at: when the verdict was given, in seconds after the request.
         asked: the endpoint that was asked because of the score; None if one was already working, or none could be asked.
-        shown_because: why an answer was shown although the device was unsure of it, as a clause; "" if it wasn't.
+        shown_because: why an answer was shown although the device was unsure of it, as a clause; "" otherwise.
     """
 
     verdict: Literal["sure", "unsure", "not graded"]
@@ -293,7 +293,7 @@ class SplitFigures(Struct, frozen=True, kw_only=True):
         servers: names of the servers that computed it, in order.
         drafted: tokens that were drafted on the device.
         accepted: how many of the drafted tokens are in the answer.
-        looked_up: how many of the drafted tokens were copied from the prompt or the answer, where the same tokens come before them.
+        looked_up: how many of the drafted tokens were copied from the prompt or the answer, where they follow the same tokens.
         lookups_accepted: how many of the copied tokens are in the answer.
         branches: continuations that were drafted while a verdict was out.
         branch_hits: how many verdicts matched one of these continuations.

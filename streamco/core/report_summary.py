@@ -63,7 +63,7 @@ def note_line(report: Report) -> str:
 def speculation_figures(report: Report) -> list[Figure]:
     """Return how many of the drafts were accepted and verified, or nothing if there were no drafts.
 
-    Another figure counts the tokens without a verdict, as ``326 of 406 tokens by the device alone`` if all should have been verified.
+    Another figure counts the tokens without a verdict: ``326 of 406 tokens by the device alone``, if all should have been verified.
     """
     figures = report.speculation
     if figures is None:

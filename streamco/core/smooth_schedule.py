@@ -43,7 +43,7 @@ class _Burst(Struct):
     Args:
         latest: a time in seconds.
         pieces: number of all pieces of the answer, up to the last one of this burst.
-        amount: their amount.
+        amount: the total amount of these pieces.
         last: the amount of the last one.
     """
 

@@ -18,7 +18,7 @@ _COSTS = ("cost_usd", "energy_j", "unified_cost_usd")  # of one endpoint: None a
 
 
 class AnswerCost(Struct, frozen=True, kw_only=True):
-    """The cost of one answer at all endpoints. It has the figures of the answer's report that can be summed.
+    """The cost of one answer at all endpoints. It contains the figures of the answer's report that can be summed.
 
     Args:
         endpoints: each endpoint's part; endpoints that were not started cost nothing.
@@ -212,7 +212,7 @@ class Totals(Struct, frozen=True, kw_only=True):
 
 
 class TotalsRecorder:
-    """Sums up a client's answers. The client owns it and adds each answer when all work for it has ended."""
+    """Sums up a client's answers. The client owns it."""
 
     def __init__(self) -> None:
         self._budget: BudgetSteering | None = None
@@ -227,7 +227,7 @@ class TotalsRecorder:
         self._sums = replace(self._sums, shadows=self._sums.shadows.plus(shadow))
 
     def use_budget(self, budget: BudgetSteering) -> None:
-        """From now on, report the limit and the share of this budget, which is the newest answer's."""
+        """From now on, report the limit and the share of this budget, under which the newest answer was made."""
         self._budget = budget
 
     def totals(self) -> Totals:

@@ -35,7 +35,7 @@ class LatencyProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         license: license of the measurements.
         ttft_s: seconds from request to first text.
         gap_s: seconds of silence between two bursts.
-        gap_of: with ``burst``, each gap is drawn; with ``request``, one gap is drawn per request, for traces with only each request's mean.
+        gap_of: with ``burst``, each gap is drawn; with ``request``, one per request, for traces that contain only each request's mean.
         burst_chunks: number of chunks that arrive together.
         note: a remark on the figures.
         kind: ``latency``, so that profiles of different kinds aren't mixed up.
@@ -75,7 +75,7 @@ class LatencyReplay:
 
     Args:
         profile: the latency to imitate.
-        rng: a random source that only this request uses, so that concurrent requests don't affect each other's times.
+        rng: a random source that only this request uses.
         started: time when the request arrived, in seconds on the caller's clock.
     """
 

@@ -1,4 +1,4 @@
-"""Finds a server's address and key from arguments, the environment and the provider's entry."""
+"""Works out a server's address and key from arguments, the environment and the provider's entry."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"
 def is_loopback(host: str) -> bool:
     """Return True if this host is definitely this machine: "localhost", 127.0.0.0/8 or ::1, with or without brackets.
 
-    Any other name may resolve to any address, even "127.0.0.1.example.com" or "api.localhost".
+    Any other name, even "127.0.0.1.example.com" or "api.localhost", may resolve to any address.
     """
     if host == "localhost":
         return True
@@ -68,7 +68,7 @@ def parse_url(text: str) -> URL:
 
 
 class UrlObject(Protocol):
-    """A URL object such as ``yarl.URL``, ``httpx.URL`` or one of pydantic's types, whose text ``str`` returns."""
+    """A URL object such as ``yarl.URL``, ``httpx.URL`` or one of pydantic's types; ``str`` returns its text."""
 
     @property
     def scheme(self) -> str:
@@ -148,11 +148,11 @@ class Address(Struct, frozen=True):
 def find_address(
     base_url: Url | None, api_key: ApiKey | None, provider: str | None, environ: Mapping[str, str] = os.environ
 ) -> tuple[Address, ApiKey | None]:
-    """Return a server's address, and the key to use there or None.
+    """Return a server's address and the key to use there; the key may be None.
 
-    If there is no base URL, it comes from the provider's variable or default; if there is no provider either, it is ``OPENAI_BASE_URL`` or
-    OpenAI's. A key from the environment is sent only to its own provider, because each known provider has its own variable. A loopback
-    server given as an argument gets no key from the environment.
+    A base URL that isn't given comes from the provider's variable or default; without a provider, it is ``OPENAI_BASE_URL`` or OpenAI's. A
+    key from the environment is sent only to its own provider, because each known provider has its own variable. A loopback server given as
+    an argument gets no key from the environment.
 
     Raises:
         ConfigError: the URL is missing or malformed, the provider is unknown, or the key is missing or malformed.
@@ -244,7 +244,7 @@ def host_of(url: str) -> str:
 
 
 def split_url(url: str, schemes: Collection[str]) -> SplitResult | None:
-    """Return the parts of a server's URL, or None if it is malformed, has no host or has another scheme."""
+    """Return the parts of a server's URL, or None if it is malformed, has no host or isn't ``http`` or ``https``."""
     try:
         parts = urlsplit(url.strip())
         is_good = parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0)

@@ -250,13 +250,13 @@ class WrittenStream(Protocol):
 
 
 def estimate_tokens(endpoint: Endpoint, request: Request) -> int | None:
-    """Return roughly how many tokens a prompt has at an endpoint, template included, or None if it can't tell, as with images."""
+    """Return roughly how many tokens a prompt has at an endpoint, template included, or None if that can't be told, as with images."""
     estimate: Callable[[Request], int | None] | None = getattr(endpoint, "estimate_tokens", None)
     return None if estimate is None else estimate(request)
 
 
 def changes_of(stream: EndpointStream) -> Mapping[str, str]:
-    """Return sentences about what was left out of a stream's request after a refusal, by short name; {} if nothing was."""
+    """Return sentences, by short name, about what was left out of a stream's request after a refusal; {} if nothing was."""
     changes: Mapping[str, str] = getattr(stream, "changes", {})
     return changes
 
@@ -272,7 +272,7 @@ def watch_retries(stream: EndpointStream, on_retry: OnRetry) -> None:
 
 
 def pause(stream: EndpointStream) -> None:
-    """Have a stream's endpoint stop computing until ``resume``. If it can't pause, it stops sooner or later, as nobody reads its answer."""
+    """Have a stream's endpoint stop computing until ``resume``. One that can't pause stops sooner or later, as nobody reads its answer."""
     if (hold := getattr(stream, "pause", None)) is not None:
         hold()
 

@@ -410,7 +410,7 @@ class DeviceStream:
         return pieces
 
     def _drop_generation(self) -> None:
-        """Drop the generation that has ended. It refers to this stream, so only the garbage collector would free the two."""
+        """Drop the generation that has ended. It refers to this stream, so otherwise only the garbage collector would free the two."""
         self._generation = None
 
     def _wake(self) -> None:

@@ -346,10 +346,10 @@ class DeviceDrafter:
     def _handle_lost_draft(self, state: _SequenceState, end: TaskEnd) -> EngineError | None:
         """Handle a wanted draft that ended early; return the error if it means that drafting fails for this answer.
 
-        A draft is evicted if other sequences need the memory. It is cancelled if the trunk that it should be forked from was given back,
-        or if the engine was closed, which the next call to the engine reports. After an error, there may have been no free sequence or
-        memory. So a branch is dropped without failing the answer. The trunk drops all branches to make room and is tried twice, because
-        other sequences may be gone by then.
+        A draft is evicted if other sequences need the memory. It is cancelled if the trunk that it should be forked from was given back, or
+        if the engine was closed, which the next call to the engine reports. An error may mean that no sequence or memory was free. So the
+        answer doesn't fail with a branch, which is just dropped. For the trunk, all branches are dropped to make room, and it is tried
+        twice, because other sequences may be gone by then.
         """
         is_lost_with_source = end.reason == "evicted" and not state.exists  # the trunk was evicted, because a sequence with tasks never is
         if is_lost_with_source and state.source is self._trunk.sequence and self._trunk.pending is None:

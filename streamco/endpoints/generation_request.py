@@ -31,7 +31,7 @@ def generation_request(engine: Engine, request: Request, ids: list[int], *, top:
         engine: the engine.
         request: the request.
         ids: the prompt's token ids, from ``request_ids``.
-        top: number of most likely tokens to return with each piece; a drawn token has a probability only if it is among them.
+        top: number of most likely tokens to return with each piece; a drawn token's probability is known only if the token is among them.
 
     Raises:
         ConfigError: this engine can't follow the request's ``response_format``.

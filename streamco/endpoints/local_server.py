@@ -108,7 +108,8 @@ class LocalServerEndpoint(OpenAIEndpoint):
     async def start(self) -> None:
         """Prepare the connection, ask the server what it is, and find the model; idempotent.
 
-        If the server can't be reached or is still loading its model, each answer asks it again, and fails with its error until it is ready.
+        If the server can't be reached or is still loading its model, each answer asks the server again, and fails until the server is
+        ready.
 
         Raises:
             EndpointError: the server doesn't offer the model, or offers several and none was named.

@@ -1,7 +1,7 @@
 """Finds GGUF files by name: ``hf:org/repo:QUANT`` names a file in the cache that Hugging Face's programs share.
 
 Only ``fetch`` and ``look_up`` use the network, and only ``streamco models get`` calls them. If a model is missing, the error names that
-command. Nothing else downloads a model, because models have hundreds of megabytes.
+command. Nothing else downloads a model, because a model takes hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class CachedModel(Struct, frozen=True):
         path: path of its newest revision.
         size: bytes on disk.
         links: the file's paths in all revisions that were fetched.
-        data: paths of the cache's blobs with the file's bytes, without those that another file shares.
+        data: paths of the cache's blobs that hold the file's bytes, except blobs that another file shares.
     """
 
     repo: str
@@ -125,7 +125,7 @@ def parse_hub_name(text: str) -> HubName:
 
 
 def choose_file(files: Iterable[str], name: HubName) -> str:
-    """Return the one of a repository's files that a name stands for.
+    """Return the file in a repository that a name stands for.
 
     Raises:
         ConfigError: there is no such file, there are several, or the model is split into several files.
@@ -226,7 +226,7 @@ def find_cached(name: HubName, cache: Path | None = None) -> CachedModel | None:
 
 
 def file_of(text: str, cache: Path | None = None) -> Path:
-    """Return the path in the cache of the model that ``hf:org/repo:QUANT`` names; nothing is downloaded.
+    """Return the cached path of the model that ``hf:org/repo:QUANT`` names; nothing is downloaded.
 
     Raises:
         ConfigError: the model isn't in the cache, or the name is malformed.

@@ -73,7 +73,7 @@ class OpenAIEndpoint:
         prices: US dollars per token; by default the known prices of common models.
         capabilities: all capabilities of the model, or a dict of those that differ from what is usual for the provider, or None.
         tokenizer: a local model that may have the same vocabulary, usually the client's device. ``probe`` compares how both read a sample.
-            If they agree, answers are handed over as token ids in both directions; otherwise, or if it is None, as text.
+            If they agree, answers are handed over as token ids in both directions; otherwise, or without a ``tokenizer``, as text.
         session: an aiohttp session to use and leave open, with its proxies and certificates, but not its time limits (``timeouts`` apply).
             None to create one.
         headers: headers sent with every request.
@@ -247,7 +247,7 @@ class OpenAIEndpoint:
     async def check_access(self) -> EndpointError | str | None:
         """Request the list of models, and return a problem that will or may make answers fail, or None if none is known.
 
-        Nothing is sent without a key, or to a provider without such a list. A valid key that may not list models counts as no problem.
+        Nothing is sent without a key, or to a provider without such a list. A valid key that isn't allowed to list models is no problem.
 
         Returns:
             The error if the server rejects the key (401, 403) or can't be reached, or a clause for a message if the list lacks the model.
@@ -551,7 +551,7 @@ class OpenAIEndpoint:
         return await self._get_json(self._address.root_url(path), body)
 
     async def _get_json(self, url: str, body: Mapping[str, Any] | None = None, *, redirects: bool = True) -> Any:
-        """Return a small JSON response to a POST if there is a body, or else a GET; see ``HttpClient.get_json``."""
+        """Return a small JSON response to a POST if there is a body, or else to a GET; see ``HttpClient.get_json``."""
         headers = merge_headers(await self._key_headers({}), self._headers)
         sent = None if body is None else encode_request(body)
         limit = self._limits.event_bytes

@@ -488,7 +488,7 @@ class OpenAIStream:
         return chunks, self._parser.tokens
 
     def _handle_read_error(self, failure: Exception, *, has_begun: bool) -> list[ChatCompletionChunk]:
-        """End the stream after a failed read, because of a lost connection or an exceeded time limit; return the last chunks, if any."""
+        """End the stream after a read that failed, as the connection was lost or a time limit exceeded; return the last chunks, if any."""
         if self._is_closed:
             raise StreamClosed(f"{self._name}: expected an open stream, got a receive while it was cancelled")
         parser = self._parser
@@ -572,5 +572,5 @@ def _has_begun(chunks: list[ChatCompletionChunk], tokens: int) -> bool:
 
 
 def _has_length(headers: Mapping[str, str]) -> bool:
-    """Return True if the headers say where the body ends; without them it ends when the connection closes, for whatever reason."""
+    """Return True if the headers say where the body ends; otherwise it ends when the connection closes, for whatever reason."""
     return "Content-Length" in headers or "chunked" in headers.get("Transfer-Encoding", "").lower()

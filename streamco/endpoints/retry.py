@@ -1,4 +1,4 @@
-"""Decides whether and when a request is retried after an error. The retry itself happens elsewhere.
+"""Decides whether and when a request is retried after an error.
 
 Only failures before the first content are handled here. Later, a retry would show the reader text twice and break tool-call JSON; instead,
 the race continues with another endpoint.

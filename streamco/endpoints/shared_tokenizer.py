@@ -86,7 +86,7 @@ class SharedTokenizer:
         Args:
             request: the request without its ``partial``.
             partial: the answer's beginning.
-            context_tokens: size of the server's context, or None if not known. It limits an answer without a limit, because the
+            context_tokens: size of the server's context, or None if not known. An answer without a limit may fill it, because the
                 completions API's default limit is small.
         """
         engine = self._engine()

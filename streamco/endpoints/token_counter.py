@@ -125,7 +125,7 @@ class TokenCounter:
         """Count the prompt's tokens, or return None if they can only be estimated.
 
         They can only be estimated if the model's own vocabulary isn't loaded, if the text has more than 64 Ki characters, or if there are
-        tools, calls or a response format, because it isn't known how a server writes these into the prompt.
+        tools, tool calls or a response format, because it isn't known how a server writes these into the prompt.
         """
         if request.prompt_ids is not None:
             return len(request.prompt_ids)
@@ -187,10 +187,11 @@ class TokenCounter:
 
 
 def _texts_of(request: Request) -> list[str] | None:
-    """Return the texts of a prompt, in any order.
+    """Return the texts of a prompt, in no particular order.
 
     Returns:
-        The texts, or None if the prompt has anything that a server writes in an unknown form, such as an image or a tool call.
+        The texts, or None if the prompt contains anything that servers turn into tokens in an unknown way, such as an image or a tool
+        call.
     """
     texts = [request.prompt] if request.prompt is not None else []
     for message in request.messages or ():

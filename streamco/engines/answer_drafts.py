@@ -1,9 +1,9 @@
 """Drafts for an engine's own answers: proposed tokens, verified in the engine's next batch with each answer's next token (DSD: fused mode).
 
 The engine draws from each row of the batch as usual, so drafts don't change an answer, even if it is sampled: a draft token that differs
-from the drawn one is dropped, along with the tokens after it. The engine's row costs say how long a batch takes. How often proposals are
-right is learned, even from tokens that weren't verified. The measured gain decides whether there are any drafts. Everything here runs on
-the engine's thread.
+from the drawn one is dropped, along with the tokens after it. The engine's row costs say how long a batch takes. The engine learns how
+often proposals are right, even from tokens that weren't verified. The measured gain decides whether there are any drafts. Everything here
+runs on the engine's thread.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class DraftSource(Protocol):
         Args:
             answers: the answers in the next batch.
             longest: maximum number of tokens for each.
-            token_seconds: seconds that a token takes without drafts; a longer proposal must be likely to save more time than it takes.
+            token_seconds: seconds that a token takes without drafts; a proposal gets one more token only if that is likely to save more
+                time than it takes.
 
         Raises:
             EngineError: the source can no longer propose anything.
@@ -99,7 +100,7 @@ class DraftSource(Protocol):
 
 
 class LookupSource:
-    """Proposes the tokens that followed an earlier occurrence of the answer's last tokens, in its prompt or in the answer itself."""
+    """Proposes the tokens that followed an earlier occurrence of the answer's last tokens in the prompt or in the answer itself."""
 
     acceptance = None
 

@@ -180,7 +180,7 @@ class Generation(Protocol):
     def pause(self) -> None:
         """Ask the engine to compute nothing until ``resume``, and to keep what it has. Never blocks.
 
-        The token in progress may still come. An engine may continue if other generations are waiting for the place.
+        The token in progress may still come. An engine may continue the generation anyway if others are waiting for its place.
         """
         ...
 
@@ -252,7 +252,7 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Cancel everything, join the thread, free the memory; idempotent. May block for one chunk."""
+        """Cancel everything, join the thread, free the memory; idempotent. May block until the current chunk is computed."""
         ...
 
 
@@ -332,7 +332,7 @@ class StepPace(Protocol):
         ...
 
     def due(self, rows: int, prefill_tokens: int, *, started: float, now: float, requested: float = ...) -> float:
-        """Return when the results of this decode may be shown, in seconds on the clock of the arguments.
+        """Return when the results of this decode may be shown, in seconds on the same clock as the arguments.
 
         Args:
             rows: number of sequences that decoded a token.
@@ -368,9 +368,9 @@ class SequenceTask(Protocol):
 class TokenSequence(Protocol):
     """Token ids with keys and values that stay in the engine's memory from one request to the next.
 
-    Tasks of one sequence run in the order in which they were requested; tasks of different sequences run together. No method blocks; all
-    of them belong to one consumer thread. If a task is cancelled or fails, so do later tasks that were requested before its end was taken,
-    because they would run on ids that aren't there.
+    Tasks of one sequence run in the order in which they were requested; tasks of different sequences run together. No method blocks; all of
+    them belong to one consumer thread. If a task is cancelled or fails, later tasks that were requested before its end was taken end in the
+    same way, because they would run on ids that aren't there.
 
     The last id isn't decoded until a batch needs the logits after it. So truncating a sequence and adding one token cost nothing: a round
     of speculation is ``truncate``, ``extend`` by the corrected token, and ``verify``, which together take one decode.
@@ -379,7 +379,7 @@ class TokenSequence(Protocol):
     def extend(
         self, ids: Sequence[int], wake: Callable[[], None] | None = None, *, top: int = 0, sampling: SamplingOptions = ...
     ) -> SequenceTask:
-        """Add ids at the end, as a partial prefill in chunks of at most 32.
+        """Add ids at the end, as a partial prefill in chunks of at most 32 ids.
 
         Args:
             ids: the ids to add. The first task of a sequence must add some, or it ends with an error.
@@ -409,7 +409,7 @@ class TokenSequence(Protocol):
         ...
 
     def read(self, ids: Sequence[int], wake: Callable[[], None]) -> SequenceTask:
-        """Add ids at the end as ``extend`` does, but decode the last one too, and all of them in the batches of verifications."""
+        """Add ids at the end as ``extend`` does, but decode all of them, even the last one, in the batches of verifications."""
         ...
 
     def verify(
@@ -467,7 +467,7 @@ class TokenSequence(Protocol):
     def close(self) -> None:
         """Cancel all tasks and release the memory; idempotent.
 
-        Until the memory is overwritten, a sequence that begins with the same ids finds it.
+        Until the memory is overwritten, a sequence that begins with the same ids can reuse it.
         """
         ...
 
@@ -493,7 +493,7 @@ class HoldingEngine(Engine, Protocol):
     def row_costs(self) -> Mapping[int, float]:
         """Return how many seconds a batch of verification rows takes if nothing else runs, by number of rows from 1; {} if not known.
 
-        Never blocks, because these times are measured while the model is loaded, or imposed.
+        Never blocks, because these times are imposed, or were measured while the model was loaded.
         """
         ...
 

@@ -161,7 +161,7 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     as they are.
 
     Raises:
-        PromptError: no messages, a message without a role, or a content part that isn't text.
+        PromptError: there are no messages, one has no role, or a content part isn't text.
     """
     if not messages:
         raise PromptError("messages: expected at least one, got none")

@@ -16,7 +16,7 @@ class EngineSignals(Protocol):
         ...
 
     def interrupt(self, work: object) -> None:
-        """Note that ``work`` was cancelled, and stop the running decode if all work in it has been."""
+        """Note that ``work`` was cancelled, and stop the running decode if all work in it was cancelled."""
         ...
 
 

@@ -24,7 +24,7 @@ CHUNK = 32  # rows of one sequence in a batch while others wait; about 0.1 s on 
 
 
 class SequenceWork(Protocol):
-    """Work of the engine's thread on one sequence: a generation, or a task of a held sequence."""
+    """Work for the engine's thread on one sequence: a generation, or a task on a held sequence."""
 
     prompt: list[int]
     next_token: int | None
@@ -135,7 +135,7 @@ class Decoder:
     # Any thread
 
     def interrupt(self, work: object) -> None:
-        """Note that ``work`` was cancelled, and stop the running decode if all work in it has been."""
+        """Note that ``work`` was cancelled, and stop the running decode if all work in it was cancelled."""
         with self.lock:
             if work in self._uncancelled:
                 self._uncancelled.remove(work)

@@ -73,8 +73,9 @@ class TextAssembler:
 class StopMatcher:
     """Holds back pieces while they may be the beginning of a stop string.
 
-    When a stop string is found, the text before it is released. A token that begins before it is released with its text cut short. Its id
-    stays, because it is needed to produce that text. Tokens that lie entirely inside it are dropped.
+    When a stop string is found, the text before it is released. A token that begins before the stop string and reaches into it is released
+    with its text cut short. Its id stays, because it is needed to produce that text. Tokens that lie entirely inside the stop string are
+    dropped.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
@@ -154,7 +155,7 @@ class IncrementalDetokenizer:
         return None if self._stops is None else self._stops.found
 
     def add(self, token: int, top: Top | None = None) -> tuple[list[TextPiece], bool] | None:
-        """Return the pieces that can be shown now, and True if a stop string was found, or None if the token completes no piece."""
+        """Return the pieces that can be shown now, and whether a stop string was found; None if the token completes no piece."""
         piece = self._assembler.add(token, top)
         if piece is None:
             return None

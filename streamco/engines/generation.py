@@ -259,8 +259,8 @@ class RunningGeneration:
 
         Args:
             reason: see ``GenerationEnd``.
-            pieces: the last pieces to emit. None for all held-back text if the answer is complete, or else nothing, because an endpoint
-                that continues a broken answer generates the rest of its last code point and decides about the stop string.
+            pieces: the last pieces to emit. None emits all held-back text if the answer is complete, and otherwise nothing, because an
+                endpoint that continues a broken answer generates the rest of its last code point and decides about the stop string.
             error: what made the generation fail, if anything.
         """
         if self._end is not None:

@@ -176,7 +176,7 @@ class SlotTable:
         return taken
 
     def _most_held(self, free: list[Slot], count: int) -> list[Slot]:
-        """Return ``count`` of these side paths, each from the owner, and then the slot, that has the most, and the oldest of those."""
+        """Return ``count`` of these side paths. Each is taken from the owner, then the slot, that has the most; the oldest go first."""
         owners = Counter(side.owner for side in self._sides if side.beside is not None)
         slots: Counter[Slot | None] = Counter(side.beside for side in self._sides if side.beside is not None)
         taken: list[Slot] = []
@@ -196,7 +196,7 @@ class SlotTable:
                 side.beside = None
 
     def _longest_shared(self, prompt: list[int], owner: object) -> tuple[int, Slot | None]:
-        """Return the length of the longest beginning of the prompt in memory, and the slot that holds it (an idle one, if possible)."""
+        """Return the length of the prompt's longest prefix in memory, and the slot that holds it (an idle one, if possible)."""
         best, donor = 0, None
         for slot in self._slots:
             if slot.owner != owner or (slot.is_busy and not self._can_share):

@@ -2,7 +2,7 @@
 
 Each round is one decode of all sequences that are writing (generations and drafts), then one batch of verifications, then one chunk of one
 prompt. A prefill batch holds only one sequence. So aborting it affects no other sequence, and the loser of a race stops within its chunk.
-On a CPU this costs next to nothing, because a chunk of 32 takes as long as ten decodes.
+On a CPU this costs next to nothing, because a chunk of 32 tokens takes as long as ten decodes.
 
 If a consumer doesn't read, its sequence is parked. The thread continues with the others and sleeps only when there is nothing to do.
 
@@ -44,7 +44,8 @@ class EngineLoop:
     """The state of the engine's thread, and the few methods that other threads may call.
 
     Args:
-        context: the context, with one sequence more than ``options`` asks for; in exact mode with one more for each (see ``Decoder``).
+        context: the context, which has a sequence for padding besides those that ``options`` asks for; in exact mode, one for each of those
+            (see ``Decoder``).
         slots: slots of that context.
         options: how the engine runs.
         share: number of threads that compute.

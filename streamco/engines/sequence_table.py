@@ -128,7 +128,7 @@ class SequenceTable:
         Args:
             sequence: the sequence that gets it.
             ids: its ids.
-            like: a slot that holds them; None to choose the slot that holds the longest beginning of them.
+            like: a slot that holds them; None to choose the slot that holds their longest prefix.
             spared: a sequence that must not be evicted for it; None if any may be.
         """
         if len(self._holders) >= self._places and not self.evict(spared):

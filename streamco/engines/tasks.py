@@ -44,8 +44,8 @@ class TaskOwner(Protocol):
 class Task:
     """Implements ``SequenceTask`` and the loop's ``SequenceWork``.
 
-    ``target_ids`` are the sequence's ids after the task, and ``prompt`` the ids that are in memory when its first prediction is made. Only
-    the first ``rollback_length`` of the ids that are in memory before may stay.
+    ``target_ids`` are the sequence's ids after the task, and ``prompt`` the ids that are in memory when its first prediction is made. Of
+    the ids in memory before the task, only the first ``rollback_length`` may stay.
 
     Args:
         owner: the sequence.
@@ -282,7 +282,7 @@ class VerificationTask(Task):
         self.rollback_length = self._first - 1
 
     def logits_needed(self, rows: int) -> int:
-        """Return how many of the next ``rows`` rows need logits: the last id before the draft needs them, and all ids after it."""
+        """Return how many of the next ``rows`` rows need logits: the last id before the draft and all ids after it do."""
         start = len(self.prompt) - self.missing
         return min(rows, max(0, start + rows - self.rollback_length))
 

@@ -30,7 +30,7 @@ class ToolCallNumbers:
         self._last = -1
 
     def number(self, piece: ToolCallDelta) -> int:
-        """Return the number of the call that a piece belongs to, which is its index. If it has no index, an id begins the next call."""
+        """Return the number of the call that a piece belongs to: the piece's index. If it has none, an id begins the next call."""
         if piece.index is not None:
             self._last = piece.index
         elif piece.id is not None or self._last < 0:

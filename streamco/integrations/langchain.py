@@ -39,8 +39,8 @@ _THINKING = frozenset({"reasoning", "thinking"})
 class ChatStreamco(BaseChatModel):
     """A chat model that answers with a client: ``ChatStreamco(client=client)``.
 
-    Only the async methods work (``ainvoke``, ``astream``, ``abatch``, ``astream_events``). Each message has the report of its answer in
-    ``response_metadata["report"]``; in a stream, the last chunk has it.
+    Only the async methods work (``ainvoke``, ``astream``, ``abatch``, ``astream_events``). The report of each answer is in the message's
+    ``response_metadata["report"]``; in a stream, it is in the last chunk.
 
     Args:
         client: the client. You start it and close it.

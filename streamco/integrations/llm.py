@@ -66,7 +66,7 @@ class LLMOptions(llm.KeyModel.Options):
 
 
 class _Model:
-    """The name, the capabilities and the key, which both kinds of the model have in common."""
+    """The name, the capabilities and the key, which are the same for both kinds of the model."""
 
     model_id = MODEL
     can_stream = True

@@ -1,7 +1,7 @@
 """The base of the response types: dumps like those of OpenAI's SDK, and a server's undeclared fields.
 
-Fields that OpenAI doesn't have but common servers send with each token are declared in the types (see the package). If a server sends any
-other field, the object is an instance of a subclass that has it as an attribute (``with_further``), so ordinary chunks pay nothing for it.
+The package says which fields the types declare. Any other field is an attribute of a subclass (``with_further``), so ordinary chunks pay
+nothing for it.
 """
 
 from __future__ import annotations

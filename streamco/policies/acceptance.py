@@ -13,7 +13,7 @@ Only the likeliest ids of a distribution are sent. That changes nothing if no ot
 ``Verdict.is_exact`` says whether that was so.
 
 The acceptance rate alpha follows from the mean number of tokens that a round gives (Synera section 5). DSD's equation 1 calls the same
-number "accepted draft tokens", but it also counts the correction or bonus token, so it is 1 at alpha 0.
+number "accepted draft tokens", but that number includes the correction or bonus token, so it is 1 at alpha 0.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Distribution:
     """The ids that may be drawn at one position, with their probabilities.
 
     Args:
-        ids: different ids. None means the whole vocabulary in order, which needs no check (0.2 ms instead of 6 for 49,152 ids).
+        ids: distinct ids. None means the whole vocabulary in order, which needs no check (0.2 ms instead of 6 for 49,152 ids).
         probabilities: shares of the whole vocabulary, same shape as ``ids``. Their sum is below 1 if only the likeliest are known.
 
     Raises:
@@ -269,7 +269,7 @@ def expected_tokens(acceptance: float, window: int) -> float:
 
 
 def solve_acceptance(rounds: Iterable[tuple[int, int]]) -> float | None:
-    """Estimate alpha from past rounds: the rate at which these windows are expected to give as many tokens as they gave.
+    """Estimate alpha from past rounds: the rate at which these windows are expected to yield as many tokens as they did.
 
     Args:
         rounds: (window, tokens) of each round: how many tokens it drafted, and how many it gave with the correction or bonus token.

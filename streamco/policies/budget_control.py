@@ -20,10 +20,10 @@ As soon as the last 16 prompts are shorter, only their mean counts. ``floor=1`` 
 
 *Credit*: a start that is especially worthwhile may exceed each of these bounds by up to ``burst`` tokens, but by at most 32 mean prompts,
 so that a crowd of short prompts doesn't use the server for long. Borrowed tokens are paid back automatically, because starts without
-credit wait until the bounds are kept again. So the debt never exceeds the burst, and under lasting load the budget is kept.
+credit wait until the bounds hold again. So the debt never exceeds the burst, and under lasting load the budget holds.
 
 Requests may overlap. A request that may start the constrained side gets a reservation, which counts as spent until it is settled. A
-request's tokens raise the allowance only after it is settled. So the rules are kept whatever happens to the requests in flight. Requests
+request's tokens raise the allowance only after it is settled. So the rules hold whatever happens to the requests in flight. Requests
 are ordered by arrival. Requests that only one side could serve are exempt, and are reported separately.
 """
 

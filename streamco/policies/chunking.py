@@ -1,11 +1,11 @@
 """Chooses the size of a prompt's chunks, and how many steps a device drafts while it waits for a verdict (HAT, sections 3.2, 3.3, 3.5).
 
 A split server computes the middle layers of a prompt's rows while the device sends the next chunk. Small chunks begin sooner, and large
-chunks cost less per row. Equation 3 takes the size at which sending a chunk lasts as long as computing it.
+chunks cost less per row. Equation 3 chooses the size at which sending a chunk takes as long as computing it.
 
-The equation has no solution if a row is sent faster than it is computed at every size, as with servers without a GPU. Then computing is the
-bottleneck, and the best size is the smallest at which a row costs hardly more than in any larger chunk. With several pipeline stages, every
-size may solve the equation, so there is a smallest size.
+The equation has no solution if, at every size, a row is sent faster than it is computed, as with servers without a GPU. Then computing is
+the bottleneck, and the best size is the smallest at which a row costs hardly more than in any larger chunk. With several pipeline stages,
+every size may solve the equation, so the size has a lower limit.
 
 The equation also has large solutions, up to the whole prompt, if sending a row takes hardly more time than computing it. The work on such
 large chunks overlaps with nothing. So ``fastest_chunk_size`` compares the predicted times of many ways to cut a prompt, and of the whole
@@ -74,7 +74,7 @@ class ServerLoad:
         """The same average without rows of prompts, which soon end. Otherwise a device's prompt would count as load on its next prompt."""
 
     def record(self, rows: int, seconds: float, *, prompt_rows: int = 0) -> None:
-        """Count a batch, of which ``prompt_rows`` rows belong to prompts. Its time updates the measured size nearest in proportion."""
+        """Count a batch, of which ``prompt_rows`` rows belong to prompts. Its time updates the measured size that is nearest in ratio."""
         self.rows = self._memory * self.rows + (1 - self._memory) * rows
         self.steady_rows = self._memory * self.steady_rows + (1 - self._memory) * (rows - prompt_rows)
         size = min(self._costs, key=lambda known: max(known / rows, rows / known))

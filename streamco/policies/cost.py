@@ -1,7 +1,7 @@
 """Computes the cost of an answer: money at the server, energy on the device, and both in one unit (DiSCo section 4.1 and Appendix E).
 
 Device energy is counted in floating-point operations per token and converted to money at an exchange rate lambda. The code deviates from
-the paper, or the paper from itself, in three points:
+the paper, or the paper contradicts itself, in three points:
 
 - The appendix prints the rate as "$ per million FLOPs", at which a device token would cost about 10^8 dollars. Read as $ per million
   *GFLOPs*, a million tokens of BLOOM-1.1B cost 0.25 $ at the lower rate, compared with 0.14 to 60 $ at servers, which fits the paper's

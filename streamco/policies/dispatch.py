@@ -44,7 +44,7 @@ class Decision(Struct, frozen=True):
 
 
 class DispatchPolicy(Protocol):
-    """The interface for custom policies. Whatever you decide, the budget is kept, and a side that can't serve a request isn't asked."""
+    """The interface for custom policies. Whatever you decide, the budget still holds, and a side that can't serve a request isn't asked."""
 
     def decide(self, length: int, rng: Random) -> Decision:
         """Decide when each side starts.
@@ -82,7 +82,7 @@ class DeviceOnly(Struct, frozen=True, tag="device-only"):
         return "device-only" if self.is_strict else "device-first"
 
     def outcomes(self, length: int) -> Outcomes:
-        """Return the only possible decision, with probability 1: the device starts at once."""
+        """Return the only possible decision: the device starts at once."""
         return ((1.0, _DEVICE_ONLY if self.is_strict else _DEVICE_FIRST),)
 
     def decide(self, length: int, rng: Random) -> Decision:
@@ -105,7 +105,7 @@ class ServerOnly(Struct, frozen=True, tag="server-only"):
         return "server-only" if self.is_strict else "server-first"
 
     def outcomes(self, length: int) -> Outcomes:
-        """Return the only possible decision, with probability 1: the server starts at once."""
+        """Return the only possible decision: the server starts at once."""
         return ((1.0, _SERVER_ONLY if self.is_strict else _SERVER_FIRST),)
 
     def decide(self, length: int, rng: Random) -> Decision:
@@ -122,7 +122,7 @@ class BothAtOnce(Struct, frozen=True, tag="both"):
         return "both"
 
     def outcomes(self, length: int) -> Outcomes:
-        """Return the only possible decision, with probability 1: both sides start at once."""
+        """Return the only possible decision: both sides start at once."""
         return ((1.0, _BOTH),)
 
     def decide(self, length: int, rng: Random) -> Decision:

@@ -57,13 +57,13 @@ class DeviceConstrained(Struct, frozen=True, tag="device-constrained"):
 
     @classmethod
     def plan(cls, ttft: TTFTDistribution, lengths: LengthDistribution, budget: float, tail: float = TAIL) -> DeviceConstrained:
-        """Make the plan for one server and one kind of prompts.
+        """Make the plan for one server and one kind of prompt.
 
         Args:
             ttft: F, distribution of the server's time to first token.
             lengths: p(l), distribution of prompt lengths.
             budget: b, share of prompt tokens that the device may process, 0..1.
-            tail: alpha, the part of the budget that is kept for the tail, 0..1.
+            tail: alpha, share of prompt tokens that the budget keeps for the tail, 0..1.
 
         Raises:
             ConfigError: a share is outside 0..1.
@@ -141,7 +141,7 @@ class ProportionalWait(Struct, frozen=True, tag="proportional-wait"):
             ttft: F, distribution of the server's time to first token.
             lengths: p(l), distribution of prompt lengths.
             budget: b, share of prompt tokens that the device may process, 0..1.
-            tail: alpha, the part of the budget that is kept for the tail, 0..1.
+            tail: alpha, share of prompt tokens that the budget keeps for the tail, 0..1.
             device: the device's speed, which is needed to choose the best l_th, or None if not known.
             threshold: l_th in tokens. None chooses the one with the lowest expected time to first token (the paper leaves it open), or
                 without ``device`` the highest one that the budget allows.
@@ -194,9 +194,9 @@ def _rank_thresholds(
 def _solve_slopes(
     ttft: TTFTDistribution, lengths: LengthDistribution, budget: float, latest: float, thresholds: Integers
 ) -> tuple[Floats, Floats]:
-    """For each l_th, return the lowest beta that keeps the budget, and the share of tokens that the device then processes.
+    """For each l_th, return the lowest beta that stays within the budget, and the share of tokens that the device then processes.
 
-    If no beta keeps the budget, every prompt longer than l_th waits w_tail, and the share is above the budget.
+    If no beta does, every prompt longer than l_th waits w_tail, and the share is above the budget.
     """
     steps = np.concatenate(([1.0], ttft.survival))
 

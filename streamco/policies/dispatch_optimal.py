@@ -82,7 +82,7 @@ class Optimal(Struct, frozen=True, tag="optimal"):
         candidates: int = 256,
         groups: int = 256,
     ) -> Optimal:
-        """Make the plan for one server, one device and one kind of prompts.
+        """Make the plan for one server, one device and one kind of prompt.
 
         Args:
             ttft: distribution of the server's time to first token T.

@@ -61,7 +61,7 @@ class ServerConstrained(Struct, frozen=True, tag="server-constrained"):
         return cls(int(lengths.lengths[index]), part, float(budget))
 
     def outcomes(self, length: int) -> Outcomes:
-        """Return the only decision for this prompt length, or at the threshold the two possible ones."""
+        """Return the only decision for this prompt length, or the two possible ones at the threshold."""
         if length != self.threshold:
             return ((1.0, _BOTH if length > self.threshold else _DEVICE),)
         return ((self.share_at_threshold, _BOTH), (1.0 - self.share_at_threshold, _DEVICE))

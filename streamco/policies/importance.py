@@ -5,10 +5,10 @@ the sum of its column. Rows of later tokens don't exist yet, so a recent token's
 chunk is compared with other chunks of the same age, and thresholds are profiled with the same rows that are read at run time.
 
 The layers and rows to read were chosen by measurement (docs/research/papers.md). Each chunk of the target's answers was left to the draft
-model in turn, and its importance was compared with the loss in the rest of the answer. These are the rank correlations with SmolLM2 (Q2_K
-or pruned, for Q8_0; Alpaca and XSum, 2,250 chunks), lowest and highest of the four cases:
+model in turn, and its importance was compared with the loss in the rest of the answer. These are the lowest and highest
+rank correlations of four cases: SmolLM2, in Q2_K or pruned, drafts for SmolLM2 in Q8_0, on Alpaca or XSum (2,250 chunks in all):
 
-    last four layers, rows of the chunk itself      0.07 to 0.21; more layers are no better in every case
+    last four layers, rows of the chunk itself      0.07 to 0.21; more layers are better only in some cases
     last layer alone                               -0.13 to 0.13
     without the attention of tokens to themselves   0.03 to 0.18
     with nine more draft tokens after the chunk     0.16 to 0.21, but the decision would have to wait for them

@@ -98,7 +98,7 @@ class WindowWeights(Struct, frozen=True, kw_only=True):
 class WindowNet:
     """Evaluates a network. It has scratch buffers, so each pair of models needs its own.
 
-    It makes few numpy calls, because each call takes longer than its arithmetic: 17 calls take 12 us, while lists of floats take 170. A 1
+    It makes few numpy calls, because each call takes longer than its arithmetic: 17 calls take 12 us, but lists of floats take 170 us. A 1
     is appended to every vector, so that a layer's bias is a column of its weights. With h = x / 2, SiLU(x) is h + h tanh h, so the weights
     of layers before a SiLU are stored halved. The weights of the first layer include the normalisation of the inputs.
     """

@@ -7,8 +7,8 @@ r_c is the reader's speed in tokens per second and t_m the time in seconds from 
 
 There are two transfer rules. ``full-buffer`` is the paper's rule: the source stops when the buffer holds B tokens, and only then is the
 target asked. ``pre-copy`` works like the migration of virtual machines: the target reads the existing text while the source continues,
-then reads the text written meanwhile, and takes over when only a few tokens are left to read. So t_m, B and the source's last tokens
-become small.
+then reads the text written meanwhile, and takes over when only a few tokens are left to read. So t_m and B
+are small, and the source has few more tokens to write.
 
 The quality of a moved answer is between the qualities of the two models (equation 7). So a move from a strong model to a weak one saves
 money at the reader's expense. The paper doesn't discuss this. Here the caller decides (``barred_moves``).
@@ -207,7 +207,7 @@ def barred_moves(
         quality: measured quality of each endpoint, 0 or more, on one scale.
         min_quality: the share of the source's quality that the target needs. 0 lets any target take over. None means no setting: a target
             that is known to be worse is then barred, and so is a target of unknown quality unless the move is trusted.
-        trusted: moves that can't make an answer worse, even if no quality is known, to the same model or from a device to a server.
+        trusted: moves that can't make an answer worse even if no quality is known: to the same model, or from a device to a server.
     """
     if min_quality == 0:
         return []

@@ -6,7 +6,7 @@ the rounds begin with the draft steps that were made during the wait for the las
 
 ``ModeSwitch`` decides the mode by that model, or by a window policy that decides on fused mode itself. Both can be wrong, and acceptance
 can't be measured while the target generates alone. So a time account, which is not in the paper, limits the loss. It compares each round
-with the time in which the plain remote stream would have given the same tokens:
+with the time in which the plain remote stream would have produced the same tokens:
 
 - Losses are a debt that is paid back with 2 % of the time. A failed round is one that gives a single token. Drafting continues only while
   another failed round and the return to the stream would leave the debt within three failed rounds, because two of the first rounds may
@@ -21,8 +21,8 @@ with the time in which the plain remote stream would have given the same tokens:
 - A round counts as at most ten failed rounds, or as the time that was paid for it in advance. So a connection that stalls once doesn't keep
   a pair of models from drafting for minutes.
 
-By this account, apart from stalls, the rate in the long run is never below 0.98 of the plain remote stream, whatever the models do. In the
-first 256 tokens of a pair of models it isn't below 0.95.
+By this account, apart from stalls, the rate in the long run is never below 0.98 of the plain remote stream's, whatever the models do. In
+the first 256 tokens of a pair of models it isn't below 0.95 of it.
 
 The paper defines fused mode twice (DSD sections 3.3 and 4.4). Here it means that the target generates alone, as the remote stream.
 """
@@ -84,7 +84,7 @@ class RoundConditions(Struct, frozen=True, kw_only=True):
         adopted: measured number of tokens in an adopted branch. None computes it from the wait and ``slowdown``.
         budget: share of draft tokens that are verified, above 0 up to 1. Each of the others costs a draft step.
         round_tokens: measured number of tokens that a verified round gives. None means E(alpha, gamma).
-        row_costs: additional time of the verifier by the number of rows in a round (its draft tokens and one), or None if ``verify``
+        row_costs: additional time of the verifier by the number of rows in a round (its draft tokens plus one), or None if ``verify``
             includes it.
         energy: seconds that the energy of a drafted token is worth to the user. ``predict_rates`` counts them as time.
         drafted: measured number of tokens that a round drafts, including branches. None means ``window``.

@@ -2,7 +2,7 @@
 
 A gate holds the beginning of an answer, asks for its score, and lets a server answer if the score is low. There are two scores:
 
-- ``Perplexity`` needs no data to learn from. It says something about answers of a few tokens, and nothing about longer answers.
+- ``Perplexity`` needs no data to learn from. It says something about answers of a few tokens, but nothing about longer answers.
 - ``LearnedScore`` is fitted on rated answers from the same app. The package has no weights for it, because a score that was fitted on other
   tasks is worse than chance. docs/research/quality.md shows the figures.
 
@@ -50,7 +50,7 @@ MAX_LABELS = 1000
 """Number of rated answers that a learned score keeps. Older ones are dropped."""
 
 MIN_LABELS = 100
-"""A learned score needs at least this many rated answers to be better than the perplexity, if it is (docs/research/quality.md)."""
+"""A learned score needs at least this many rated answers to be better than the perplexity, if it ever is (docs/research/quality.md)."""
 
 MIN_RATED = 20
 """With at least this many rated answers, the share of good answers is used as the device's quality."""
@@ -129,7 +129,7 @@ class LearnedScore:
 
     It is a logistic regression with an L2 penalty. Its inputs are how likely the tokens were, the lengths of prompt and answer, and the
     task. A rating may come from a user, or from a comparison with the server's answer. The latest 1,000 ratings count. Once a twentieth of
-    them are new, the next request for a score fits again. The same calls give the same scores.
+    them are new, the next request for a score fits the model again. The same calls give the same scores.
 
     Args:
         examples: answers that were rated before, as the attribute ``examples`` returns them, oldest first.
@@ -222,14 +222,14 @@ class SteeredThreshold:
 
     @property
     def scores(self) -> list[float]:
-        """The known scores of the last answers."""
+        """The known scores of the most recent answers."""
         return [score for score, _ in self._answers if score is not None]
 
     def threshold(self, budget: float) -> float:
         """Return the threshold, 0..0.9. The server should answer if the score is lower.
 
-        Of the last answers, those with lower scores have at most the budget's share of all prompt tokens, and one answer more would exceed
-        it. Answers with equal scores are treated alike. The threshold is 0.5 until 20 scores are known.
+        Of the most recent answers, those with lower scores have at most the budget's share of all prompt tokens, and one answer more would
+        exceed it. Answers with equal scores are treated alike. The threshold is 0.5 until 20 scores are known.
 
         Args:
             budget: share of all prompt tokens that servers may process because of low scores, 0..1.

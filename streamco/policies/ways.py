@@ -11,7 +11,7 @@ its end. Dollars are the servers' bill and the device's energy at the exchange r
 ``WayChooser`` takes the cheapest way. With a budget below 1, the prompt tokens of the side that it limits have a price, too, which only
 the answers that gain most from these tokens can pay. So the budget is spent on these answers, and not on whatever comes first.
 
-A forecast gets old, sooner if it is based on few measurements, and a way about which nothing is known has no forecast. A way of either kind
+A forecast gets old, and sooner if it is based on few measurements. A way about which nothing is known has no forecast. A way of either kind
 is tried if it would be the cheapest with an immediate first word. Otherwise it can't win, whatever is measured. A way that stays unknown is
 tried less and less often. In total, trying known ways may cost 2 % more than the best way would have. A race isn't tried, because its
 forecast follows from both sides' forecasts, and it costs no less than the side that wins it.
@@ -219,7 +219,7 @@ class WayChooser:
         return min(due, key=lambda each: (self._measured(each), _least(each, self.weights)), default=None)
 
     def _is_due(self, way: Way, single: set[str], best: float) -> bool:
-        """Return True if it is time to try a way. ``single`` has the names that some way measures alone."""
+        """Return True if it is time to try a way. ``single`` contains the names that some way measures alone."""
         waited = self._count - self._tried.get(way.name, -MAX_AGE)
         if way.cost is None:
             is_own = len(way.measured) == 1 or not single.issuperset(way.measured)
@@ -235,7 +235,7 @@ class WayChooser:
 
 
 class _BudgetPrice:
-    """Finds the price of a prompt token under the budget: the gain per token above which the last answers spend the budget's share."""
+    """Finds the price of a prompt token under the budget: the gain per token above which recent answers spend the budget's share."""
 
     def __init__(self) -> None:
         self._answers: deque[tuple[float, float, int]] = deque(maxlen=_WINDOW)  # gain per token, tokens spent, prompt tokens
@@ -434,7 +434,7 @@ def race_way(name: str, forecast: RaceForecast | None, device: SideTerms, server
         name: name of the way.
         forecast: forecast for the decision, or None if it isn't known which side writes the answer.
         device, server: the sides' costs.
-        gate: tells how good the device's answers are that readers see. None means as good as all its answers.
+        gate: tells how good the answers are that readers get from the device. None means that they are as good as all its answers.
     """
     if forecast is None:
         ends = (device.quality, server.quality)

@@ -60,7 +60,7 @@ class WindowState(Struct, frozen=True, kw_only=True):
         rate: tokens per second that drafting gives, or 0 if not known.
         rounds: number of rounds that calibrated confidences, including shadow drafts. Older rounds count less.
         calibrated_acceptance: recent mean of the acceptance that draft tokens' confidences predict, 0..1.
-        row_costs: seconds that the verifier takes for a round, by its number of rows (the draft's tokens and one). None if not known.
+        row_costs: seconds that the verifier takes for a round, by its number of rows (the draft's tokens plus one). None if not known.
         fixed_wait: seconds of ``wait`` for the link and the queue, which ``row_costs`` doesn't include.
     """
 
@@ -142,7 +142,7 @@ def stair_surcharges(state: WindowState, max_window: int) -> list[float]:
     """Return how much must be added to the required acceptance of a draft of 1, 2, ... tokens, because more tokens cost the verifier rows.
 
     In the time for these rows, drafting gives rate x seconds tokens anyway. The tokens of the rows are added with the probability that the
-    draft so far is accepted. Climbing a stair of the costs may pay only for all of its rows, so the best number of rows counts. Within a
+    draft so far is accepted. Climbing a stair of the costs may pay only if all rows are used, so the best number of rows counts. Within a
     stair the surcharge is 0, so that a draft fills it. Where costs are flat, it is 0 everywhere.
 
     Args:
@@ -196,9 +196,9 @@ class Static(Struct, frozen=True, tag="static"):
 class Dynamic(Struct, frozen=True, tag="dynamic"):
     """Makes the window one token longer while acceptance is high, and one token shorter while it is low (section 5.2).
 
-    The paper doesn't say whether its acceptance rate is a share of all drafted tokens or of the verified ones. Of all drafted tokens, only
-    short drafts can keep a share above 0.75, so the window settles. Of the tokens up to the first rejection, the share doesn't depend on
-    the window. With good models it is above 0.75 at any length, and the window grows to its bound.
+    The paper doesn't say whether its acceptance rate is a share of all drafted tokens or of the verified ones. As a share of all
+    drafted tokens, it stays above 0.75 only with short drafts, so the window settles. As a share of the tokens up to the first rejection,
+    it doesn't depend on the window. With good models it is above 0.75 at any length, and the window grows to its bound.
 
     Args:
         acceptance_of: the tokens that the acceptance is a share of, either all drafted tokens or only the verified ones, up to the first

@@ -41,7 +41,7 @@ class ChunkTimes(Struct, frozen=True, kw_only=True):
         batch_seconds: function from the number of this prompt's rows in a batch to the seconds that the batch takes over all stages.
         stages: number of the server's pipeline stages.
         room: maximum number of this prompt's rows in a batch.
-        is_merged: True if the server computes all chunks that have arrived in one batch, False if one after the other.
+        is_merged: True if the server computes in one batch all chunks that have arrived, False if it computes one after the other.
     """
 
     input_seconds: Callable[[int], float]
@@ -75,7 +75,7 @@ class ChunkTimes(Struct, frozen=True, kw_only=True):
             load_rows: other requests' rows, which are in each of the server's batches anyway.
             stages: number of the server's pipeline stages, at least 1.
             room: maximum number of rows in a batch, including the other requests' rows, or None for no limit.
-            is_merged: True if the server computes all chunks that have arrived in one batch, False if one after the other.
+            is_merged: True if the server computes in one batch all chunks that have arrived, False if it computes one after the other.
             input_costs: seconds that the device's layers take for a chunk, by number of rows, or None if they take no time.
             download_rate: bytes per second of the states that come back; inf if only one row comes back, which takes no time.
 

@@ -128,7 +128,7 @@ class _Shape:
 
     Args:
         model: the model's name if no endpoint sends one.
-        wants_usage: True to send ``"usage": null`` in the other chunks of a stream.
+        wants_usage: True to send ``"usage": null`` in all chunks of a stream but the last, which has the usage.
         wants_ids: True to send token ids.
     """
 

@@ -215,7 +215,7 @@ def parse(body: bytes, shape: type[T], media_type: str = JSON) -> T:
     """Parse a request body into its fields, and check them.
 
     Raises:
-        RequestError: 400, naming the field if one is at fault; 413 the MessagePack has too many elements.
+        RequestError: 400, naming the field if one is at fault; 413 too many elements in the MessagePack.
     """
     if media_type == MSGPACK:
         return convert(_unpack(body), shape)

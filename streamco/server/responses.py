@@ -230,7 +230,7 @@ class CompletionResponse(_Answer):
         }
 
     def _name(self, token: int) -> str:
-        """Return the token's text, or its bytes if it's part of a character, as OpenAI does. Names are keys here, so they must differ."""
+        """Return the token's text, or its bytes if it's part of a character, as OpenAI does. Names are JSON keys, so they must differ."""
         data = self._detokenize([token])
         try:
             return data.decode()

@@ -101,6 +101,6 @@ def _failure(work: GenerationReader, end: GenerationEnd | None) -> RequestError 
 
 
 def _check_reader(request: web.Request) -> None:
-    """Raise if the connection is lost, so that no sequence stays busy for it. Without handler cancellation, only this check notices."""
+    """Raise if the connection is lost, so that no sequence stays busy for it. Without handler cancellation, only this check sees it."""
     if request.transport is None or request.transport.is_closing():
         raise ConnectionResetError("reader: the connection is closed")

@@ -88,8 +88,8 @@ WORDS = FakeVocabulary()
 class FakeEngine:
     """An engine that answers every request with a script, one token per piece. Implements ``HoldingEngine``.
 
-    ``successor`` predicts the tokens of held sequences. Without it, a held sequence continues the script: if its ids end with a beginning
-    of the script, the longest one counts, and the script goes on from there. ``end_id`` follows the script.
+    ``successor`` predicts the tokens of held sequences. Without it, a held sequence continues the script after the longest
+    prefix of the script that the sequence's ids end with. ``end_id`` follows the script.
 
     Prompts of requests with ``prefill_only`` are kept forever. Prompts that begin like one of them take less time, and their timings
     show that.
@@ -103,7 +103,7 @@ class FakeEngine:
         ring_tokens: number of pieces to buffer before the generation is paused.
         fail_after: end with an error after this many pieces, or None to never fail.
         context_tokens: maximum number of tokens in a prompt.
-        vocabulary: engines with the same vocabulary understand each other's ids. None for one that all engines share.
+        vocabulary: engines with the same vocabulary understand each other's ids. With None, all engines share one.
         successor: the model of held sequences, from ids to the probabilities of the next id; ``FakeDistribution`` makes pairs of models.
         held_sequences: number of held sequences that can have memory at once.
         step_time: a function from the number of sequences that write and the number of tokens that are read to the seconds that a batch of

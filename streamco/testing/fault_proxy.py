@@ -31,7 +31,6 @@ class FaultProxy(Listener):
 
     Attributes:
         connections_total: connections accepted so far.
-        connections_open: connections that are open now.
     """
 
     def __init__(self, port: int, faults: Faults | Callable[[], Faults] | None = None) -> None:

@@ -83,7 +83,7 @@ class _FaultDraws:
         return self.rng.randrange(self.events)
 
     def offset(self) -> int:
-        """Draw a position inside an event; even OpenAI's shortest chunks are twice as long."""
+        """Draw a position inside an event; even OpenAI's shortest chunks are twice as long as the largest position."""
         return self.rng.randrange(1, 80)
 
     def maybe_offset(self) -> int:

@@ -35,7 +35,7 @@ class FakeSequenceEngine:
 
     In mode ``thread``, a batch that follows another starts at the scheduled end of the previous one, so that delays don't add up. It
     contains the tasks that were submitted before the previous one had been computed. Because computing takes time with large vocabularies,
-    it starts that much earlier. If a batch starts more than 2 ms late, its tasks' timings say so (``late_s``).
+    it begins that much before the batch's scheduled end. If it begins more than 2 ms late, the tasks' timings say so (``late_s``).
 
     Args:
         successor: the model, from ids to the probabilities of the next id.

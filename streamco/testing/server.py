@@ -31,7 +31,6 @@ class ScriptedServer(Listener):
 
     Attributes:
         requests: all requests received, in order.
-        connections_open: connections that are open now.
         connections_total: connections accepted so far.
         answers_abandoned: responses during which the client disconnected.
     """

@@ -136,7 +136,7 @@ class AnswerParser(ABC):
         """Raise an error unless the answer ended whole.
 
         Raises:
-            EndpointProtocolError: the answer is cut or empty.
+            EndpointProtocolError: the answer is truncated or empty.
         """
         if end == "cut":
             got = f"a truncated answer: {self._size()}{len(self.partial_text())} characters"

@@ -142,9 +142,10 @@ class Completeness:
         self._has_unread = self._has_unread or has_unread
 
     def record_reason(self, value: Any, choice: int = 0) -> str | None:
-        """Record a finish reason as a server sent it, after the output that came with it. Returns the result of ``read_reason``.
+        """Record a finish reason as a server sent it, and return the result of ``read_reason``.
 
-        A reason that means a failure is stored in ``failure``, and the parser must then fail.
+        Call this after recording the output that came with the reason, because later output takes the reason back. A reason that means a
+        failure is stored in ``failure``, and the parser must then fail.
         """
         reason = read_reason(value)
         self._seen.add(choice)

@@ -90,7 +90,7 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "thinking_budget_tokens": (-1,),
     "truncate_prompt_tokens": (),
 }
-"""Fields that can change an answer, each with the values that don't. None never changes anything."""
+"""Fields that can change an answer, each with the values that don't. The value None never does."""
 
 
 def is_asked(name: str, value: object) -> bool:

@@ -44,8 +44,8 @@ class SSEEvent(Struct, frozen=True):
 class SSEParser:
     """An incremental parser for one ``text/event-stream`` body.
 
-    A line ``error: {...}``, as llama-box and at times llama.cpp's server send, isn't standard. It is returned as an event of type "error"
-    with the data ``{"error":{...}}``, so that no failure is mistaken for the end of the answer.
+    A line ``error: {...}``, which llama-box and sometimes llama.cpp's server send, isn't standard. It is returned as an event of type
+    "error" with the data ``{"error":{...}}``, so that no failure is mistaken for the end of the answer.
 
     Args:
         limit_bytes: maximum size of an event, in bytes. Leading comments don't count, because they are never kept.
@@ -58,7 +58,7 @@ class SSEParser:
         self.events = 0
         """Number of events returned so far."""
         self.comments = 0
-        """Number of comment lines so far. They show that the server is alive, and aren't content."""
+        """Number of comment lines so far."""
         self.last_event_id = ""
         self._pending = bytearray()  # bytes since the last event's end, line ends folded
         self._after_cr = False  # an LF that comes next belongs to the CR before it

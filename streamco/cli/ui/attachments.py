@@ -139,7 +139,7 @@ def _check_size(where: str, size: int, most: int, what: str) -> None:
 def parse_typed(line: str) -> Prompt:
     """Parse a typed prompt, with the files that its lines name as ``@PATH``. The rest of such a line stays text.
 
-    A path with spaces needs quotation marks: ``@"my notes.txt"``. A line typed with two ``@`` at its beginning is text with one.
+    A path with spaces needs quotation marks: ``@"my notes.txt"``. A line that is typed with ``@@`` at its beginning is text with one ``@``.
 
     Raises:
         ConfigError: a file can't be sent.

@@ -68,10 +68,10 @@ class CommandCompleter(Completer):
 
 
 class _ShowAt(Processor):
-    """Shows a typed ``@`` like any other."""
+    """Shows the mark of a typed ``@`` as an ordinary ``@``."""
 
     def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
-        """Replace the mark. Nothing moves, because both are one cell wide."""
+        """Replace the mark. Nothing moves, because mark and ``@`` are both one cell wide."""
         return Transformation([(style, shown(text), *more) for style, text, *more in transformation_input.fragments])  # type: ignore[misc]
 
 

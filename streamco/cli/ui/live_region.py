@@ -22,7 +22,7 @@ ERASE_BELOW = "\x1b[J"
 
 
 class Row(Struct, frozen=True):
-    """One row of text with escape sequences, and the cells that it covers. If it is wider than the terminal, the terminal wraps it."""
+    """One row of text with escape sequences, and the number of cells that it covers. The terminal wraps a row that is too wide."""
 
     text: str
     cells: int
@@ -80,7 +80,7 @@ class Region:
         return f"{to_changed}{ERASE_BELOW}{self._end_of_row_above(wanted[-1]) if wanted else ''}"  # the last rows are gone
 
     def _written(self, row: Row) -> str:
-        """Return the row, and the code that erases the old text after it, except at the edge, where it would erase the row's last cell."""
+        """Return the row and, unless it ends at the edge, where that would erase its last cell, the code that erases old text after it."""
         is_full = row.cells > 0 and row.cells % self._width == 0
         return row.text if is_full else row.text + ERASE_LINE
 

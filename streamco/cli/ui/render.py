@@ -167,7 +167,7 @@ def _letters(row: Row) -> int:
 
 
 def _mark_position(before: str, text: str) -> int | None:
-    """Return a position where a mark has no effect, or None: before a letter or digit outside markers, addresses and fences."""
+    """Return a position before a letter or digit where a mark is safe, outside markers, addresses and fences. None if there is none."""
     for place, character in enumerate(text):
         if character.isalnum():
             line = (before + text[:place]).rpartition("\n")[2]

@@ -68,7 +68,7 @@ class Sides(Protocol):
         ...
 
     async def change_server(self, words: Sequence[str], settings: Mapping[str, object]) -> Client:
-        """Return a started client with another server. ``words`` are its model and, if given, its URL and its key's variable, or "off".
+        """Return a started client with another server. ``words`` name the server's model and, if given, URL and key variable, or are "off".
 
         Raises:
             StreamcoError: it can't be used; the former client stays in use.

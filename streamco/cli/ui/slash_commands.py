@@ -96,7 +96,7 @@ ALIASES = {"exit": "quit", "bye": "quit", "q": "quit", "?": "help", "reset": "ne
 def parse_line(line: str) -> SlashCall | None:
     """Return the command in a line, or None if the line is a prompt. ``//text`` is a prompt that begins with a slash.
 
-    Any unambiguous beginning of a name is enough. A line that is only ``exit`` or ``quit`` also leaves.
+    A name may be shortened as long as it is unambiguous. A line that is only ``exit`` or ``quit`` also leaves the chat.
 
     Raises:
         CommandError: the line begins with a slash but isn't a command.

@@ -87,8 +87,8 @@ class Progress:
             now: current time in seconds.
             drafts: figures so far about drafts, or about trips to a split model's servers.
             cost: cost of the answer so far.
-            width: cells of the line, or None for no limit. How to stop is left out first, then figures that the line under the answer will
-                have.
+            width: cells of the line, or None for no limit. The hint how to stop is left out first, then the figures that the line under the
+                answer will show anyway.
         """
         first = format_seconds(None if self.first is None else self.first - self.began)
         figures = [Figure(f"{self._spin(now)} {self._makers()}"), Figure(f"first token {first}", 7)]

@@ -60,7 +60,7 @@ class View(Protocol):
 
 
 class PlainView:
-    """A view that writes no escape sequences to a terminal, not even a server's. Answers go to ``out``, and everything else to ``err``."""
+    """A view that writes no escape sequences, not even those that a server sends. Answers go to ``out``, and everything else to ``err``."""
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None, *, is_silent: bool = False) -> None:
         self._out = out or sys.stdout

@@ -29,9 +29,9 @@ __all__ = ["Auto"]
 class Auto:
     """Makes each answer in the mode that is predicted to be the best for it, based on earlier answers (docs/howto/cost.md).
 
-    Without weights that is the fastest mode. With weights there are several ways to make an answer: the device alone, the server alone,
+    Without weights, that is the fastest mode. With weights, there are several ways to make an answer: the device alone, the server alone,
     both in a race, a race with a quality gate, speculation, and a split model if one is given. The way that is cheapest by the weights is
-    chosen, and ``report.plan`` has the predictions for each. The three weights share one unit of your choice.
+    chosen, and ``report.plan`` contains the predictions for each. The three weights share one unit of your choice.
 
     Args:
         modes: the modes to choose from, at most one of each kind. A ``Race`` among them makes the answers that no other mode makes; without
@@ -157,7 +157,7 @@ class WeighingPlanner(Fallback):
         )
 
     def _unknown(self, asked: AskedAnswer, choice: ChosenWay) -> str:
-        """Return text to append to the reason, which says which quantities are unknown and counted as 0."""
+        """Return text to append to the reason: which quantities are unknown and counted as 0."""
         device, servers = asked.settings.endpoints.available()
         sides = [each for each in (device, *servers[:1]) if each is not None]
         ways = {way.name: way for way in choice.ways if not way.obstacle}

@@ -438,7 +438,7 @@ class Mode(Protocol):
 
 
 def values_of(mode: Struct, kind: type[Struct]) -> tuple[object, ...]:
-    """Return the settings of a mode that an options class declares, for finding out if two modes may share an account or estimates."""
+    """Return the mode's settings that an options class declares, to find out whether two modes may share an account or estimates."""
     return tuple(getattr(mode, name) for name in kind.__struct_fields__)
 
 

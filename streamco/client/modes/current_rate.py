@@ -80,7 +80,7 @@ class CurrentRate:
             ) from error
 
     def read(self, *, now: float) -> float:
-        """Return the rate. A function is called again once its last call is a second ago; if it fails, the last rate is kept."""
+        """Return the rate. A function is called again if its last call was at least a second ago; if it fails, the last rate is kept."""
         if callable(self.setting) and now - self._read_at >= _KEPT_S:
             self._read_at = now
             try:

@@ -44,12 +44,12 @@ def find_obstacles(
 ) -> Mapping[str, Obstacle]:
     """Return, by endpoint name, why endpoints can't serve a request, which others then have to serve.
 
-    The result leaves out a device that the request gate excludes, because the caller wants that, and fallbacks that aren't needed.
+    The result leaves out fallbacks that aren't needed, and a device that the request gate excludes, because the caller wants that.
 
     Args:
         facts: facts about the request.
         device: the device, or None.
-        servers: the servers, in the order of their use.
+        servers: the servers, in order of use.
         gate: the request gate, or None.
         shortens: True if the device may give a shorter answer than was requested.
     """
@@ -64,7 +64,7 @@ def find_obstacles(
 
 
 def in_order(facts: RequestFacts, servers: Sequence[Endpoint]) -> tuple[list[Endpoint], dict[str, str]]:
-    """Return the servers that can serve a request, in the order of their use, and, by name, why some were moved back.
+    """Return the servers that can serve a request, in order of use, and, by name, why some were moved back.
 
     The order is the same as in ``servers``, except that servers whose context may be too short for the prompt come last.
     """
@@ -79,7 +79,7 @@ def in_order(facts: RequestFacts, servers: Sequence[Endpoint]) -> tuple[list[End
 
 
 def shortened_length(facts: RequestFacts, device: Endpoint | None) -> int | None:
-    """Return how many tokens fit into the device's context after the prompt, or None if the request allows no more or it isn't known."""
+    """Return how many tokens fit into the device's context after the prompt; None if the request allows no more, or if that isn't known."""
     if device is None or (context := device.capabilities.context_tokens) is None or facts.max_tokens is None:
         return None
     counted = facts.counts.get(device.name)

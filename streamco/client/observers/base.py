@@ -1,7 +1,7 @@
 """The interface of observers, and the list of observers that a client keeps.
 
 An observer sees an answer begin, each request that is sent for it, and its final report. It is called in the event loop's thread and must
-not block. It isn't called for single tokens; the final report, which has figures for all of them, takes about a microsecond per token.
+not block. It isn't called for single tokens; the final report has figures for all of them, and takes about a microsecond per token to make.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _package_version() -> str:
 
 
 PACKAGE_VERSION = _package_version()
-"""Installed version of streamco, or "unknown" if it runs from a folder that isn't installed. Read once, because it reads files."""
+"""Installed version of streamco, or "unknown" if it runs from a folder that isn't installed. Determined once, because that reads files."""
 
 
 class ObservedAttempt(Struct, frozen=True, kw_only=True):

@@ -227,12 +227,12 @@ class Attempt:
         return self.setback if self.error is None and self.first_token is None else self.error
 
     def request_stop(self) -> bool:
-        """Return True if the cancel must be commanded now, or False if it was already commanded."""
+        """Return True if the cancellation must be commanded now, or False if it was already commanded."""
         was_stopping, self.is_stopping = self.is_stopping, True
         return not was_stopping
 
     def cancel(self, at: float) -> None:
-        """Record that the cancel has taken effect. A stream that ended or failed before keeps its state."""
+        """Record that the cancellation has taken effect. A stream that ended or failed before keeps its state."""
         self.is_stopping = False
         if self.is_live:
             self.state, self.stopped = AttemptState.CANCELLED, at
@@ -252,7 +252,7 @@ class Attempt:
             early.last, early.last_at = self.tokens, at
 
     def end_rating(self) -> None:
-        """Stop measuring the rate, because the endpoint pauses. It is computed from the tokens so far."""
+        """Stop measuring the rate, because the endpoint pauses. The rate is computed from the tokens so far."""
         self.is_new = False
 
     def count_late(self, tokens: int) -> None:

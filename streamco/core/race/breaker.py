@@ -1,4 +1,4 @@
-"""Lets endpoints that have failed rest for a while. Others are asked first, and after the rest one answer at a time tries them again.
+"""Lets endpoints that have failed rest for a while. Others are asked first, and after the rest, one answer at a time tries them again.
 
 This is a circuit breaker: failures open it, the end of the rest half-opens it, and an answer closes it. A resting endpoint isn't refused,
 though: it is asked if no other one can answer.

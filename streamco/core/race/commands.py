@@ -14,7 +14,7 @@ __all__ += ["PauseStream", "PrepareStream", "ResumeStream"]
 
 
 LATE = "late"
-"""The reason for a cancel when the reader had waited long enough."""
+"""The reason for a cancellation when the reader had waited long enough."""
 
 
 class OpenStream(Struct, frozen=True):

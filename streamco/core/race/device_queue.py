@@ -79,7 +79,7 @@ class DeviceQueue:
         self._server.append(seconds)
 
     def delay(self, tokens: int, *, now: float) -> float:
-        """Return by how many seconds the answers before it would make the device's answer begin later than the server's.
+        """Return how many seconds later than the server's answer the device's would begin, because of the answers queued before it.
 
         Args:
             tokens: length of the answer's prompt.

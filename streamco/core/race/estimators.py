@@ -6,7 +6,7 @@ distribution is estimated by the product-limit method (Kaplan and Meier 1958). T
 itself. This is the case here: the device's time depends on the prompt's length, and the server's hardly does (DiSCo section 3).
 
 A device's times lie on a line, with noise and outliers (such as when another program took the CPU, or the model was being loaded). The
-line's slope is the median of the slopes between all pairs of samples (Theil 1950, Sen 1968). Up to 29 % of outliers can't move it far.
+line's slope is the median of the slopes between all pairs of samples (Theil 1950, Sen 1968). Even 29 % of outliers can't move it far.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def has_changed(samples: Sequence[float]) -> bool:
 
 
 class RecentTimes:
-    """Estimates a server's current time to first token from few samples, and after a change only from the last of them.
+    """Estimates a server's current time to first token from few samples, and after a change only from the most recent ones.
 
     Forecasts that are compared with each other use it. If there are no other samples, the times of answers that a proxy held back count
     too, because readers have to wait for those answers.
@@ -169,7 +169,7 @@ class RecentTimes:
 
 
 class RecentSpeed:
-    """Estimates a device's current speed for the same forecasts as ``RecentTimes``, and after a change only from the last samples.
+    """Estimates a device's current speed for the same forecasts as ``RecentTimes``, and after a change only from the latest samples.
 
     Args:
         window: number of samples kept.

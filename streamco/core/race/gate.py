@@ -57,7 +57,7 @@ class HeldBeginning:
         unscored_because: why the answer could not be scored, as a clause; "" if it has a score, or isn't graded yet.
         graded_at: when it was graded, in seconds since the request; None if not graded yet.
         asked: the endpoint that was asked because of the score; None if one was already working, or none could be asked.
-        passed_because: why an answer was delivered although the device was unsure of it, as a clause; "" if it wasn't.
+        passed_because: why an answer was delivered although the device was unsure of it, as a clause; "" otherwise.
         is_paused: True if the endpoint is paused until it has been decided which endpoint answers.
         is_open: True if nothing is held back any more.
         thinks: True if the answer began with reasoning, which is not graded.
@@ -94,7 +94,7 @@ class HeldBeginning:
 
     @property
     def is_blind(self) -> bool:
-        """True if the endpoint reported no probabilities for the graded text. One token is too few to tell, as it may lack its own."""
+        """True if the endpoint reported no probabilities for the graded text. One token is too few to tell, as it may lack one."""
         is_enough = self._text_tokens >= min(2, self.plan.tokens)
         return self.verdict is not None and is_enough and not self.thinks and not self._probabilities
 

@@ -4,7 +4,7 @@ Learning is separate from deciding. A ``Learner`` lives as long as its client. A
 its own rng with its own seed; both belong in its log. Plans are made on request, and only after enough new samples.
 
 As long as too little is known, the plan is to start both sides at once. That gives the fastest answers and teaches the most, and steering
-keeps the budget meanwhile. With a prior profile this phase is skipped.
+keeps to the budget meanwhile. With a prior profile this phase is skipped.
 """
 
 from __future__ import annotations

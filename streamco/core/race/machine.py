@@ -4,7 +4,7 @@ The first *content* token wins. Role deltas, empty choices and usage don't count
 without tokens (media, encrypted reasoning) wins only if no other endpoint is about to answer. If an attempt fails before the race is
 decided, the next one starts at once, whatever its wait. If no attempt is left, the reader gets all the text there is, and then the error.
 If the endpoint fails in the middle, or has become too expensive, another one continues the answer (``core.race.handover``). With a quality
-gate the device's first tokens are not enough to win (``core.race.gate``).
+gate, the device's first tokens are not enough to win (``core.race.gate``).
 
 The file is longer than others, because all transitions of the race's state are easier to read together.
 """
@@ -551,7 +551,7 @@ class RaceMachine:
         self.dropped += self._delivery.drop()
 
     def _stop(self, attempt: Attempt, reason: str) -> None:
-        """Command the cancel of an attempt, unless this was done before. So the first reason counts."""
+        """Command the cancellation of an attempt, unless this was done before. So the first reason counts."""
         if attempt.request_stop():
             self._commands.append(CancelStream(attempt.source, reason))
 

@@ -41,7 +41,7 @@ class Transcript:
 
     @property
     def is_text_alone(self) -> bool:
-        """True if the answer so far has only text and reasoning. Half of a tool call, refusal or audio output can't be handed over."""
+        """True if the answer so far contains only text and reasoning. Half of a tool call, refusal or audio output can't be handed over."""
         deltas = [choice.delta for _, choice in self._choices()]
         return not any(delta.tool_calls or delta.function_call or delta.refusal or delta.audio for delta in deltas)
 
@@ -110,7 +110,7 @@ class Transcript:
         self.tokens -= sum(incomplete.values())
 
     def _incomplete(self) -> dict[int, int]:
-        """Find the last choices that have ids but no text yet, and return their numbers of ids by position."""
+        """Find the last choices that have ids but no text yet, and return how many ids each has, by position."""
         incomplete: dict[int, int] = {}
         for position, (_, choice) in reversed(list(enumerate(self._choices()))):
             if position in self._dropped or choice.delta.content or choice.delta.reasoning_content or choice.delta.reasoning:

@@ -161,8 +161,9 @@ class DraftStepTimes:
 class HitRate:
     """Estimates the share of rounds that begin with a pre-drafted branch, in proportion to the acceptance rate.
 
-    Both depend on the text: a real pair of models had a hit rate of 0.82 to 0.85 at an acceptance of 0.87 on code, and 0.54 to 0.58 at 0.57
-    on prose. So if the acceptance rate changes while drafts are only compared with a stream, the expected hit rate changes, too.
+    Both depend on the text: a real pair of models had a hit rate of 0.82 to 0.85 at an acceptance of 0.87 on code, and 0.54 to 0.58 at an
+    acceptance of 0.57 on prose. So if the acceptance rate changes while drafts are only compared with a stream, the expected hit rate
+    changes, too.
 
     Args:
         prior: the share to begin with; None for the acceptance rate.
@@ -262,7 +263,7 @@ class RoundTrip:
         return self._fixed.value if self._fixed.is_measured else self._expected_rtt
 
     def wait(self, target_step: float, rows: int = 2) -> float:
-        """Return the seconds from sending a draft to its verdict. If the verifier's row costs are known, they are for this many rows.
+        """Return the seconds from sending a draft to its verdict. If the verifier's row costs are known, this is for ``rows`` rows.
 
         If not, the expected round trip and one target step are assumed until the first verdict, or the prior if no round trip is expected.
         """
@@ -319,7 +320,7 @@ class RemoteStepTime:
     Attributes:
         seconds: mean of the latest times.
         is_known: True if the time was measured or given.
-        since_verdict: how many tokens streams have given since a draft was last compared or verified.
+        since_verdict: how many tokens streams have produced since a draft was last compared or verified.
     """
 
     def __init__(self, prior: float | None) -> None:
@@ -337,7 +338,7 @@ class RemoteStepTime:
         self._drafted = 0  # drafted tokens since then
 
     def record(self, tokens: int, seconds: float, *, is_beside_draft: bool = False) -> None:
-        """Record that a stream gave ``tokens`` tokens in ``seconds``. ``is_beside_draft`` says whether the device drafted meanwhile."""
+        """Record that a stream produced ``tokens`` tokens in ``seconds``. ``is_beside_draft`` says whether the device drafted meanwhile."""
         if not tokens or seconds <= 0.0:
             return
         if is_beside_draft and not self._is_beside_draft:

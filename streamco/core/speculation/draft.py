@@ -42,7 +42,7 @@ class DraftSequence:
         is_fork: True if its sequence was forked from the device's own sequence. A fork may run out of space earlier.
         is_trunk_branch: True if it assumes a verdict but is written on the device's own sequence.
         target_length: number of tokens that a trunk branch should have.
-        is_lookup: True if it was looked up, so that it may have fewer tokens than requested anywhere in the answer.
+        is_lookup: True if it was looked up. A lookup may find fewer tokens than requested at any position of the answer.
     """
 
     version: int
@@ -264,7 +264,7 @@ class Round:
         return alone if self.ahead_since is None else max(alone, self.ahead_since + wait - rtt)
 
     def record_sent(self, number: int, given: int, *, is_first: bool, now: float) -> None:
-        """Record that the round was sent. If it had been sent before, the verifier forgets the drafts that assumed its verdict then."""
+        """Record that the round was sent. If it was sent before, the verifier has forgotten the drafts that assumed its verdict."""
         self.number, self.state, self.sent = number, "sent", now
         self.given, self.is_first, self.ahead_since = given, is_first, None
         self.ahead.clear()

@@ -99,8 +99,8 @@ class DraftWindow:
     def useful_length(self, chances: Sequence[float], *, is_sampled: bool) -> int:
         """Return how many tokens of an existing draft are worth their rows at the verifier, or all of them if its costs aren't known.
 
-        Each additional token adds its chance to the round's tokens, but also adds seconds to the verification, in which ``rate`` x seconds
-        tokens are lost.
+        Each additional token adds its chance to the round's tokens, but it also adds seconds to the verification, and ``rate`` tokens are
+        lost in each of these seconds.
 
         Args:
             chances: probability that the first 1, 2, ... tokens are all accepted.

@@ -228,7 +228,7 @@ class SpeculationEstimates:
             self._rounds.hit_rate.record(is_hit, expected_acceptance)
 
     def record_compared(self, draft: Sequence[DraftToken], streamed: Sequence[int]) -> None:
-        """Record how many of a draft's first tokens a stream has given as well, up to the first difference."""
+        """Record how many of a draft's first tokens a stream has produced as well, up to the first difference."""
         for token, given in zip(draft, streamed, strict=False):
             is_same = token.id == given
             self._acceptance.record(is_same)
@@ -238,11 +238,11 @@ class SpeculationEstimates:
 
     @property
     def tokens_since_verdict(self) -> int:
-        """How many tokens remote streams have given since a draft was last compared or verified."""
+        """How many tokens remote streams have produced since a draft was last compared or verified."""
         return self._remote_step.since_verdict
 
     def record_streamed(self, tokens: int) -> None:
-        """Record that a remote stream gave ``tokens`` tokens while nothing was verified."""
+        """Record that a remote stream produced ``tokens`` tokens while nothing was verified."""
         self._remote_step.since_verdict += tokens
 
     @property
@@ -472,7 +472,7 @@ class SpeculationEstimates:
         return self._remote_step.is_stale
 
     def record_remote(self, tokens: int, seconds: float, *, is_beside_draft: bool = False) -> None:
-        """Record that a remote stream gave ``tokens`` tokens in ``seconds``; see ``RemoteStepTime``."""
+        """Record that a remote stream produced ``tokens`` tokens in ``seconds``; see ``RemoteStepTime``."""
         self._remote_step.record(tokens, seconds, is_beside_draft=is_beside_draft)
 
     def record_drafted(self, tokens: int) -> None:

@@ -89,7 +89,7 @@ class DeviceFailed(Struct, frozen=True):
 
 
 class VerifierConnected(Struct, frozen=True):
-    """The verifier session is open or resumed. Its context has the prompt and the first ``length`` tokens of ``ConnectVerifier.ids``."""
+    """The verifier session is open or resumed. Its context holds the prompt and the first ``length`` tokens of ``ConnectVerifier.ids``."""
 
     length: int = 0
 
@@ -160,7 +160,7 @@ class ReaderCaughtUp(Struct, frozen=True):
 
 
 class RemoteTokensReceived(Struct, frozen=True):
-    """The remote stream of this version gave tokens."""
+    """The remote stream of this version produced tokens."""
 
     version: int
     ids: tuple[int, ...]

@@ -26,7 +26,7 @@ class RemoteStream:
     Attributes:
         version: version of the open stream; None if no stream is open.
         failure: why it can't be used for the rest of the answer; None if it can.
-        tokens: how many tokens the current stream, or the last one, has given.
+        tokens: how many tokens the current stream, or the last one, has produced.
     """
 
     def __init__(self, is_available: bool, emit: Callable[[SpeculationCommand], None], next_version: Callable[[], int]) -> None:
@@ -77,9 +77,9 @@ class RemoteStream:
 class TimeAccount:
     """Charges each second of one answer to drafting or to the stream, so that the mode switch can compare them.
 
-    The extra latency of the first remote token is charged to drafting, because only drafting makes changes between modes. The return to
-    drafting is charged to it too: the round after it starts with the stream's last token. Reading the prompt, which every answer needs, is
-    charged to neither.
+    The extra latency of the first remote token is charged to drafting, because without drafting the mode would never change. The return to
+    drafting is charged to drafting too: the time of the next round counts from the stream's last token. Reading the prompt, which every
+    answer needs, is charged to neither.
 
     Attributes:
         started_at: when the answer began, in seconds.
@@ -140,7 +140,7 @@ class TimeAccount:
         self._has_begun = True
 
     def record_stream(self, tokens: int, *, is_first: bool, is_beside_draft: bool = False, now: float) -> None:
-        """Record that the remote stream gave tokens.
+        """Record that the remote stream produced tokens.
 
         Args:
             tokens: how many.

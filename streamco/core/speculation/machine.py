@@ -24,7 +24,7 @@ A round calls these methods:
 Trouble with the verifier (a lost connection, a refusal, no verdict in time) is tolerated for ``ModeSelector.patience``. Then another mode
 continues from the beginning of the round, and the verifier may come back later. ``SilenceLimit`` limits all these waits together.
 
-A lossless answer (budget 1) has only tokens that the verifier or the remote stream made or accepted. If both are gone, the device may
+A lossless answer (budget 1) contains only tokens that the verifier or the remote stream made or accepted. If both are gone, the device may
 continue alone (``may_use_device``), but then ``report.is_exact`` is False. A selective answer also has chunks that the device committed
 alone.
 """
@@ -124,13 +124,13 @@ class SpeculationMachine:
         self._is_returning = False  # drafting pays; the stream continues until verifier and device are ready
 
     def start(self, *, now: float) -> None:
-        """Start the answer. This is called once, before any other method."""
+        """Start the answer."""
         self._time_account.start(now=now)
         self._next_step(now)
         self._silence.watch(now=now)
 
     def take_commands(self) -> list[SpeculationCommand]:
-        """Return the commands to carry out, in order. Each command is returned only once."""
+        """Return the commands to carry out, in order."""
         commands = self._commands[:]
         self._commands.clear()
         return commands
@@ -168,7 +168,7 @@ class SpeculationMachine:
         return None if self.is_done else min((time for time, _ in self._deadlines() if time is not None), default=None)
 
     def handle_deadline(self, *, now: float) -> None:
-        """Do the work that is due at a deadline. Calling this too early does nothing."""
+        """Do the work that is due at a deadline."""
         if self.is_done:
             return
         act = next((act for time, act in self._deadlines() if time is not None and now >= time), None)

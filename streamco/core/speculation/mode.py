@@ -220,7 +220,7 @@ class ModeSelector:
 
         A selective answer waits less, because its reader accepts the device's tokens. A full verifier stays full for
         ``retry_after``, so an answer that has not begun waits for it at most two rounds, or one token of the stream if that is longer.
-        Other trouble may end at any time, and changing the mode costs an answer in progress time, so in these cases it waits longer.
+        Other trouble may end at any time, and a change of mode delays an answer in progress, so in these cases it waits longer.
         """
         options, estimates = self._options, self._estimates
         if not self.has_fallback:

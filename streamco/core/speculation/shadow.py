@@ -46,7 +46,7 @@ class ShadowDrafter:
         self._is_sampled = False  # the device samples its tokens, so they can't be compared
 
     def follow(self, committed: Sequence[int], tokens: int, *, now: float) -> None:
-        """Record that the stream gave the last ``tokens`` tokens. Start a draft if one is due, or compare one that it has passed."""
+        """Record that the stream produced the last ``tokens`` tokens. Start a draft if one is due, or compare one that it has passed."""
         draft, length = self._draft, len(committed)
         self._estimates.record_streamed(tokens)
         if draft is not None and draft is not self._draft_state.trunk:

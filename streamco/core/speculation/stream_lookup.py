@@ -1,7 +1,7 @@
 """Looks up, after each token of the remote stream, which tokens may follow. This takes no time.
 
-Each lookup is compared with the tokens that the stream then gives. This shows how often matches of each length are right. If a lookup
-promises more tokens than the stream gives in the time of a round, the answer leaves the stream for it.
+Each lookup is compared with the tokens that the stream then produces. This shows how often matches of each length are right. If a lookup
+promises more tokens than the stream produces in the time of a round, the answer leaves the stream for it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The time for a draft is estimated by simulating the batch policy on the waiting requests. So the estimate is as good as the model of step
 times, and a device that was served little doesn't wait for devices that were served much. The time for a prompt is the number of prompt
 tokens read before it, in turns with other devices, times the measured pace. If recent verdicts were late, the limit on sessions falls below
-their current number until verdicts are in time again.
+the current number of sessions until verdicts are in time again.
 """
 
 from __future__ import annotations

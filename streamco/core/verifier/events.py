@@ -88,7 +88,7 @@ class DraftReceived(Struct, frozen=True, kw_only=True):
 
 
 class SessionClosed(Struct, frozen=True):
-    """The device closed a session. If one of its drafts is out, it is not answered."""
+    """The device closed a session. If one of its drafts is out, that draft is not answered."""
 
     session: str
 

@@ -4,7 +4,7 @@ One batch runs at a time. When it has finished, the policy (``policies.serving.b
 waiting then. So a verdict takes as long as the rest of the running batch, perhaps a step of prefill, and its own batch.
 
 The queue is bounded. A session is refused if its device has too many sessions, or if the cache is full of sessions in use. It is also
-refused if its prompt would wait too long, or if more than a twentieth of the last verdicts were late. A draft is refused if its verdict
+refused if its prompt would wait too long, or if more than a twentieth of the recent verdicts were late. A draft is refused if its verdict
 would be too late to be useful. Every refusal says when to retry, if a retry may succeed (``core.verifier.admission``).
 
 ::
@@ -121,7 +121,7 @@ class VerificationScheduler:
         self._run_next(now)
 
     def take_commands(self) -> list[SchedulerCommand]:
-        """Return the commands to carry out, in order. Each command is returned only once."""
+        """Return the commands to carry out, in order."""
         commands, self._commands = self._commands, []
         return commands
 

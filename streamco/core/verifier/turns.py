@@ -63,7 +63,7 @@ class Turns:
         return self._room(each for number, each in enumerate(waiting) if each != device and (held[each], number) < mine)
 
     def deprived(self, device: str, held: Counter[str], *, now: float) -> Room:
-        """Return the room that a device must leave for waiting devices that even with one more place would have fewer than it has."""
+        """Return the room that a device must leave for waiting devices that, even with one more place, would have fewer than it has."""
         return self._room(each for each in self._waiting(now) if held[each] + 1 < held[device])
 
     def without_place(self, held: Counter[str], *, now: float) -> list[tuple[str, int]]:

@@ -60,7 +60,7 @@ def with_declared(known: Capabilities, declared: Capabilities | CapabilityChange
 
 
 def with_inputs_of(known: Capabilities, before: Capabilities) -> Capabilities:
-    """Return a newly identified server's capabilities plus the input types that it was sent before, which it can still refuse."""
+    """Return a newly identified server's capabilities, plus tools, schemas, images and choices if assumed before; it can refuse these."""
     return msgspec.structs.replace(
         known,
         tools=known.tools or before.tools,

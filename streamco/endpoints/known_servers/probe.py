@@ -46,8 +46,8 @@ class ServerInfo(Struct, frozen=True, kw_only=True):
         vocabulary_size: number of these ids, or None if not known.
         media_types: content types besides JSON that the server says it accepts in requests; () if it doesn't say.
         content_mark: digest of the model's file, which shows whether ``streamco serve`` has the same model as a device; "" if not known.
-        first_token_times: seconds to the first token of its latest answers, at most ten equally likely values, ascending, as reported by
-            ``streamco serve``; () if it doesn't say.
+        first_token_times: seconds to the first token of its latest answers, as reported by ``streamco serve``: at most ten equally likely
+            values in ascending order; () if it doesn't say.
     """
 
     kind: str

@@ -48,10 +48,10 @@ class Provider(Struct, frozen=True, kw_only=True):
         max_tokens_field: name of the field that limits the answer's length.
         takes_no_limit: True if the server takes a limit of -1 to mean no limit; other servers refuse it, and are sent no limit.
         capabilities: capabilities of a typical model there; ``Capabilities`` passed to the endpoint override them.
-        continuation_base_url: base URL for continuations; None for the same as other requests.
+        continuation_base_url: base URL for continuations; None if it is the same as for other requests.
         has_token_ids: True if the server returns the ids of each text on request (``return_token_ids``).
-        ids_precede_text: True if, with stop strings, ids arrive before their text, which is held back, so that no endpoint could continue
-            after these ids.
+        ids_precede_text: True if ids arrive before their text when there are stop strings. The server holds that text back, so no endpoint
+            could continue after these ids.
         tokenize_api: the API that returns the ids of a prompt, or None.
         source: where these facts come from.
     """
@@ -262,7 +262,7 @@ class Dialect:
         self.takes_no_limit = provider.takes_no_limit
 
     def fit(self, request: Request) -> Request:
-        """Return a request in the form that the server accepts, which is without a limit of -1 if it refuses that."""
+        """Return a request in the form that the server accepts; a limit of -1 is left out if the server refuses it."""
         if self.takes_no_limit or not request.sampling.is_unlimited:
             return request
         return replace(request, sampling=replace(request.sampling, is_unlimited=False))

@@ -52,7 +52,7 @@ class ServerKey:
         if key is not None:
             check_key(setting, key)
         self.given: ApiKey = key or ""
-        """The key as it was given, for another connection to the same server, or ""."""
+        """The key as it was given, or "", for another connection to the same server."""
         self._setting = setting
         self._keys: deque[str] = deque([self.given] if isinstance(self.given, str) else [], maxlen=_MAX_KEYS)
 
@@ -94,7 +94,7 @@ class ServerKey:
         return error
 
     def hide(self, text: str) -> str:
-        """Return a text without the key, and without the last keys that a function returned.
+        """Return a text without the key, and without the most recent keys that a function returned.
 
         A short key ("x", "none", "EMPTY") is removed only where it stands alone, because it may be a part of words.
         """

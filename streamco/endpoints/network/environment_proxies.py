@@ -87,7 +87,7 @@ def _split_port(entry: str) -> tuple[str, int | None]:
 
 
 def _is_below(host: str, name: str) -> bool:
-    """Return True if a host is this domain or a subdomain; with a leading dot or ``*.``, only if it is a subdomain."""
+    """Return True if a host is this domain or a subdomain; if the domain begins with a dot or ``*.``, only subdomains count."""
     if name in {"", "*"}:
         return bool(name)
     if name.startswith((".", "*.")):

@@ -14,7 +14,7 @@ _SCOPE = re.compile("scope|permission", re.IGNORECASE)  # OpenAI's restricted ke
 
 
 def _refuses_key(error: EndpointStatusError) -> bool:
-    """Return True if a list of models was refused because the key is invalid, not because a valid key may not list models."""
+    """Return True if a list of models was refused because the key is invalid, not because a valid key isn't allowed to list models."""
     return error.status in {401, 403} and not _SCOPE.search(error.body)
 
 

@@ -105,7 +105,7 @@ class LoopBound(Generic[StateT]):
 
     @property
     def latest(self) -> StateT | None:
-        """The state on the last loop, whether or not that loop has ended; None if there was no loop."""
+        """The state on the most recent loop, whether or not that loop has ended; None if there was no loop."""
         return None if self._scope is None else self._scope.state
 
     async def aclose(self) -> None:
@@ -130,7 +130,7 @@ def check_process(process: int, owner: str) -> None:
     """Check that this is the process with the id ``process``.
 
     Raises:
-        ConfigError: it was forked from that process, so it lacks its threads and must not use its connections.
+        ConfigError: this process was forked from that one, so it lacks that one's threads and must not use its connections.
     """
     if process != os.getpid():
         text = "expected the process that it was started in, got one that was forked from it; make a client in each process, after the fork"

@@ -19,7 +19,7 @@ _MAX_LOOKS = 3  # in a row, so that an app that blocks its loop again and again 
 
 
 class SecondLook:
-    """Decides whether a limit is exceeded when its timer fires, or must be checked again."""
+    """Decides, when a limit's timer fires, whether the limit has been exceeded or must be checked again."""
 
     __slots__ = ("_looks",)
 

@@ -33,7 +33,7 @@ class Watchdog:
 
     Args:
         loop: the event loop for the clock and the timers.
-        timeouts: ``first_token``, ``next_token``, ``socket`` and ``total``, in seconds; the others are limited elsewhere.
+        timeouts: ``first_token``, ``next_token``, ``socket`` and ``total``, in seconds; the other limits are enforced elsewhere.
         on_expired: called once with the error when a limit is exceeded; it must end the wait.
         elapsed: how many seconds of ``total`` other endpoints of the same answer have already used.
     """

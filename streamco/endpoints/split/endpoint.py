@@ -62,8 +62,8 @@ class SplitEndpoint(DeviceEndpoint):
         options: settings of the engine; see ``SplitEngine``. ``exact`` requires servers in exact mode, too.
         states: format in which hidden states are sent. "f32" is lossless; "f16" takes half the bytes, and with quantised weights a token
             may differ where two are about equally likely; "i8" takes a quarter, and about 2 tokens in 100 differ. "auto" is "f16" for
-            answers that begin while the link is known to take longer for a prompt row in "f32" than the server does, and "f32" for all
-            others; in exact mode it is always "f32".
+            answers that begin while sending a prompt row in "f32" is known to take longer than computing it at the server, and "f32" for
+            all others; in exact mode it is always "f32".
         drafts: how tokens are drafted, so that a round trip yields several. "auto" uses the draft layer for this model from the package or
             the user's cache folder, if there is one. None makes no drafts. Drafts never change the tokens.
         chunking: how a prompt is cut into chunks, so that the server computes while it is being sent. "fastest" minimises the

@@ -115,7 +115,7 @@ class MiddleServers:
     def path(self, form: StateFormat, input_costs: RowCosts | None = None) -> SplitPath | None:
         """Return what is known about the server in use and the link to it, or None if no server has sent its costs.
 
-        If all rows come back, the download is assumed to be as fast as the upload; if only the last one does, its time is ignored.
+        If all rows come back, the download is assumed to be as fast as the upload; if only the last one does, the download is ignored.
 
         Args:
             form: format of the states.

@@ -148,7 +148,7 @@ class ServerSession:
     async def _try_servers(self, began: float) -> float | None:
         """Try the server in use, then the others in order.
 
-        A server that asked for a wait is skipped until then, or until the time is up.
+        A server that asked for a wait is skipped until the wait is over, or the time is up.
 
         Returns:
             The time until which the servers may be tried again, or None if one accepted the session or the time is up.

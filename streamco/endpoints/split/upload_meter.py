@@ -1,8 +1,9 @@
 """Measures the upload rate and the round trip of the link to a split server, from the times of frames and their replies.
 
-A reply says how long its rows were at the server. Subtracting that gives the time when they arrived, plus the download time. If a second
-frame was already waiting when the first one arrived, the difference shows how long the second one's bytes took, and the download time
-cancels out. The result from a single frame is less precise, because the round trip must be subtracted.
+A reply says how long its rows spent at the server. Subtracting that from the reply's time gives the time when the rows arrived there, plus
+the download time. If a second frame was already waiting on the link when the first one arrived, the difference between the two results
+shows how long the second frame's bytes took, and the download time cancels out. The result from a single frame is less precise, because
+the round trip must be subtracted.
 """
 
 from __future__ import annotations

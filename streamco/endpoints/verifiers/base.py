@@ -119,9 +119,9 @@ class VerifierSession(Protocol):
     def run(self, command: VerifierCommand) -> None:
         """Start carrying out a command; never blocks, and never raises an error because of the server.
 
-        ``ConnectVerifier`` is followed by ``VerifierConnected`` or ``VerifierFailed``. ``SendDraft`` is followed by
-        ``VerdictReceived``, ``DraftRefused``, ``VerifierLost`` or ``VerifierFailed``; the rows in it are
-        ``streamco.wire.verify.topk.TopK``. Nothing is emitted after ``CloseVerifier`` or ``VerifierFailed``.
+        ``ConnectVerifier`` is followed by ``VerifierConnected`` or ``VerifierFailed``. ``SendDraft`` is followed by ``VerdictReceived``,
+        ``DraftRefused``, ``VerifierLost`` or ``VerifierFailed``; a verdict's rows are ``streamco.wire.verify.topk.TopK``. Nothing is
+        emitted after ``CloseVerifier`` or ``VerifierFailed``.
         """
         ...
 

@@ -88,7 +88,7 @@ class LogprobVerifier(ABC):
             ``OpenAIEndpoint``; loopback servers need none.
         name: name in reports and errors; by default host and port.
         top_k: number of ids wanted in each row, if the server allows that many.
-        vocabulary: fingerprint of the server's vocabulary if you know it; None compares how both sides read a sample.
+        vocabulary: fingerprint of the server's vocabulary if you know it; None to compare how both sides read a sample.
         timeouts: ``connect``, and ``first_token`` for a whole round, because each round is a prefill; in seconds.
         limits: ``body_bytes`` limits one response.
         session: an aiohttp session to use and leave open; None to create one.

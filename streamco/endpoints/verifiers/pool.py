@@ -97,7 +97,7 @@ class VerifierPool:
 
     @property
     def facts(self) -> VerifierFacts | None:
-        """Facts that apply to every verifier that was probed, so that an answer may move, or None if none was."""
+        """Facts that apply to every verifier that was probed, so that an answer may move between them; None if none was."""
         model = self._common_model()
         known = [facts for member in self.members if (facts := member.verifier.facts) is not None and facts.model == model]
         return reduce(_common, known) if known else None
@@ -274,7 +274,7 @@ class VerifierPool:
         return VerifierError(problem) if problem else None
 
     def _common_model(self) -> str | None:
-        """Return the pool's model: the first reached verifier's, as long as any verifier has it, or None if none was reached."""
+        """Return the model of the first verifier that was reached, as long as any verifier has it; None if none was reached."""
         known = [facts.model for member in self.members if (facts := member.verifier.facts) is not None]
         if known and self._model not in known:
             self._model = known[0]

@@ -85,8 +85,8 @@ class AssignedVerifier:
         left_out: why verifiers were left out when the choice was made, by name.
         moves: the answer's moves so far.
         readers: verifiers that accepted the answer's session, and so have read its prompt.
-        read_again: tokens that verifiers read because the answer moved to them from one that had already read them.
-        on_move: called after each move with the verifier that the answer left, or None.
+        read_again: tokens that a verifier read after a move although an earlier verifier had already read them.
+        on_move: called after each move with the verifier that the answer left. None calls nothing.
     """
 
     def __init__(self, pool: PoolLike) -> None:

@@ -395,7 +395,7 @@ class RemoteVerifierSession:
         self.bytes_up += connection.flush()
 
     def _expire_round(self) -> None:
-        """Report a session without a verdict as lost: it is broken, or the connection is dead. The next connect will find out which."""
+        """Report a session without a verdict as lost: it is broken, or the connection is dead. The next attempt will show which."""
         self._is_open = False
         self._emit(VerifierLost())
 

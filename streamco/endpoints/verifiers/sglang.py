@@ -1,7 +1,7 @@
 """Uses SGLang as a verifier: ``/generate`` with ``logprob_start_len`` one position before the draft.
 
-Everything before that position comes from its radix cache, so a round computes only the draft and one token. This has been tested against a
-scripted server that follows the format in SGLang's source, not against SGLang itself.
+Everything before that position comes from SGLang's radix cache, so a round computes only the draft and one token. This has been tested
+against a scripted server that follows the format in SGLang's source, not against SGLang itself.
 """
 
 from __future__ import annotations

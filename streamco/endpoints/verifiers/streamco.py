@@ -188,8 +188,8 @@ class VerifierEndpoint:
     async def start(self, draft: TokenVocabulary) -> None:
         """Prepare for drafts of this model; see ``Verifier.start``.
 
-        If drafts use the server's own vocabulary and no session is open, it may have changed, because a restarted server may have another
-        model.
+        If drafts use the server's own vocabulary and no session is open, a changed vocabulary is accepted, because a restarted server may
+        have another model.
 
         Raises:
             StreamClosed: the verifier was closed.

@@ -1,11 +1,11 @@
 """Uses vLLM as a verifier: ``/v1/completions`` with ``prompt_logprobs``.
 
-It reads the whole prompt again in every round, because it doesn't use its prefix cache if the prompt's log-probabilities are requested
+vLLM reads the whole prompt again in every round, because it doesn't use its prefix cache if the prompt's log-probabilities are requested
 (vllm#17251, #28194). So a round costs a prefill of context and draft. The server's ``--max-logprobs`` (by default 20) limits the ids in a
 row.
 
-The response time tells any client that guesses a prompt whether its beginning is in that cache. So a verifier's requests carry their own
-salt, and other clients never hit what these requests left in the cache.
+From the response time, any client that guesses a prompt can tell whether the prompt's beginning is in that cache. So a verifier's requests
+carry their own salt, and other clients never hit what these requests left in the cache.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The AMX probe, which tries in another process whether llama.cpp's repacked weights (AMX kernels) crash on this CPU.
+"""The AMX probe, which tests in another process whether llama.cpp's repacked weights (AMX kernels) crash on this CPU.
 
 On a CPU that advertises AMX inside a virtual machine that does not grant it, the first decode of more than one token dies with SIGSEGV
 (``ldtilecfg`` in ``ggml_backend_amx_mul_mat``). Loading with ``use_extra_bufts=False`` avoids that, but is slower if AMX works. No flag
 distinguishes the two cases, so a trial does: a child process loads the model once and decodes a few tokens. The result is kept in the
-user's cache for this machine, this build of llama.cpp and this model file, because its quantisation decides whether the kernels are used.
+user's cache for this machine, this build of llama.cpp and this model file, because the file's quantisation decides whether the kernels are
+used.
 
 Where AMX is not granted, weights can still be repacked for the other kernels, which work in tiles of four rows ("tiles"): the weights that
 these kernels support are named one by one (``tiled_weights``), so that none goes to AMX. This is tried in a child process, too.

@@ -1,4 +1,4 @@
-"""Reads the attention of a row to each token of its sequence from llama.cpp's graph while it is computed.
+"""Reads how much attention a row pays to each token of its sequence, from llama.cpp's graph while the graph is computed.
 
 Without flash attention the graph has a node ``kq_soft_max-<layer>``. For each head and each row of the batch it has one weight for each
 cell of the KV cache in use (padded to 256). llama.cpp doesn't say which cell holds a token. So the cell is read where the graph writes the
@@ -134,7 +134,7 @@ class AttentionTap:
         return 0 if self._own_cells is None else sequence
 
     def _note(self, cell: int, waiting: dict[int, list[int]], sequences: Sequence[int], positions: Sequence[int]) -> int:
-        """Record that the next row of a cell's sequence was written to it, and return the row. Cells are counted over all sequences."""
+        """Record that a cell holds the next row of its sequence, and return the row. ``cell`` counts through the cells of all sequences."""
         group, own = (0, cell) if self._own_cells is None else divmod(cell, self._own_cells)
         queue = waiting.get(group)
         if not queue:
@@ -147,7 +147,7 @@ class AttentionTap:
         return row
 
     def weights(self, row: int) -> NDArray[np.float32]:
-        """Return the attention of a row of the last batch to each token of its sequence up to itself.
+        """Return how much attention a row of the last batch pays to each token of its sequence up to itself.
 
         Returns:
             Shape (layers, tokens): the mean over the heads, in the order of positions; each layer sums to 1.

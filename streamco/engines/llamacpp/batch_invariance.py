@@ -1,6 +1,6 @@
 """Batch invariance: how many rows of one sequence a batch may have and still give the same bits as decoding them one by one.
 
-If a batch has more rows, llama.cpp multiplies with other kernels, which add up in a different order. A single row always has a separate
+If a batch has more rows, llama.cpp multiplies with other kernels, which sum in a different order. A single row always has a separate
 kernel, so exact mode never decodes one alone. How many rows are safe depends on the quantisation and the build, so it is tested when a
 model is loaded. With AVX-512:
 
@@ -52,7 +52,7 @@ class RowDecoder(Protocol):
 
 
 def largest_exact_batch(context: RowDecoder, max_rows: int) -> int:
-    """Return the largest batch size, up to ``max_rows``, that gives each row the same logits as decoding one by one, bit by bit.
+    """Return the largest batch size, up to ``max_rows``, that gives each row the same logits as decoding one by one, bit for bit.
 
     Raises:
         EngineError: the model does not run.

@@ -249,7 +249,7 @@ class LlamaContext:
             self._shared.clear()
 
     def attention(self, row: int) -> NDArray[np.float32]:
-        """Return the attention of a row of the last decode to each token of its sequence up to itself.
+        """Return how much attention a row of the last decode pays to each token of its sequence up to itself.
 
         Returns:
             Shape (attention layers, tokens): the mean over the heads; each layer sums to 1.

@@ -29,7 +29,7 @@ class ControlTokens:
     """Texts of control tokens; thread-safe.
 
     Args:
-        tokens: text to id. A text of one character is left out, because no mark can be put into it.
+        tokens: ids by text. A text of one character is left out, because no mark can be put into it.
         left_strips: ids of tokens that swallow the spaces before them.
         right_strips: ids of tokens that swallow the spaces after them.
     """
@@ -102,7 +102,7 @@ class ControlTokens:
         return bool(self._tokens) and (bool(self._begun_ends(text)) or self._whole.search(text) is not None)
 
     def _begun_ends(self, text: str) -> set[int]:
-        """Return the positions, at the end or before trailing whitespace (which templates may trim), that follow a token's beginning."""
+        """Return those ends of a text, with and without trailing whitespace (which templates may trim), at which a token has begun."""
         return {end for end in (len(text), len(text.rstrip())) if self._ends_begun(text[max(0, end - self._longest) : end])}
 
     def _ends_begun(self, text: str) -> bool:

@@ -50,7 +50,7 @@ class Pieces(Protocol):
 
 
 class MaskTokenizer:
-    """A model's vocabulary for llguidance. It takes 0.5 s to make for 49,152 tokens, so each model has one, made when it is needed.
+    """A model's vocabulary for llguidance. Each model has one, made when it is needed.
 
     Args:
         library: llama.cpp.

@@ -51,7 +51,7 @@ def grammar_of(response_format: object) -> str | None:
     Args:
         response_format: None, or as in OpenAI's API: ``{"type": "text"}``, ``{"type": "json_object"}``, or ``{"type": "json_schema",
             "json_schema": {"name": ..., "schema": ...}}``. ``strict`` makes no difference: the schema is always enforced. As in llama.cpp,
-            ``{"type": "json_object", "schema": ...}`` may have a schema, too.
+            ``json_object`` may have a schema, too: ``{"type": "json_object", "schema": ...}``.
 
     Raises:
         ConfigError: it is something else or has an unknown key, or the schema can't be enforced. If llguidance isn't installed, only the
@@ -163,7 +163,7 @@ def _is_combined(value: Any) -> bool:
 def _narrowed(schema: Any, *, closes: bool) -> Any:
     """Return a narrower schema, whose answers programs can read and a small model can finish.
 
-    JSON schemas allow properties that they don't name unless they say otherwise, and then a small model keeps writing some until
+    JSON schemas allow properties that they don't name unless they say otherwise, and then a small model keeps writing such properties until
     ``max_tokens``. RFC 3339 has dates and times that Python refuses: the year 0, the second 60, and z for Z.
 
     Args:

@@ -45,8 +45,8 @@ class LlamaModel:
     Args:
         path: the file.
         on_progress: called with 0.0 to 1.0 while it loads, from the loading thread.
-        repack: use kernels that need weights in another order, all or those for tiles of rows; None for all that are safe on this CPU (see
-            ``amx_probe``).
+        repack: use kernels that need weights in another order, all of them or only those for tiles of rows; None for all that are safe on
+            this CPU (see ``amx_probe``).
 
     Attributes:
         repacking: the kernels that weights may be repacked for.

@@ -67,7 +67,7 @@ class PartFiles(Struct, frozen=True):
 
     @property
     def stem(self) -> Path:
-        """Common beginning of the paths, ``parts/NAME``, by which a device finds its parts."""
+        """Common prefix of the paths, ``parts/NAME``, by which a device finds its parts."""
         return self.input.with_name(self.input.name.removesuffix(".input.gguf"))
 
     @property

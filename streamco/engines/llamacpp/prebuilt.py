@@ -34,7 +34,7 @@ _DIGESTS = {
 
 
 def find_prebuilt() -> Path | None:
-    """Return the path of the known package's library, or None if the package isn't installed. The package isn't imported."""
+    """Return the path of the known package's library, or None if the package isn't installed."""
     spec = importlib.util.find_spec(PACKAGE)
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
     return next((path for folder in folders for path in sorted(folder.glob(f"{PACKAGE}*.so"))), None)

@@ -78,7 +78,7 @@ def measured_costs(
     clock: Callable[[], float] = perf_counter,
     cpu_clock: Callable[[], float] | None = thread_time,
 ) -> MeasuredCosts:
-    """Return how many seconds a batch takes, by number of rows: the shortest of up to three times. Measures for about two seconds.
+    """Return how many seconds a batch takes, by number of rows: the shortest of up to three times.
 
     If the model is slow, fewer sizes are timed, and the ones between are interpolated. Above the largest timed size, each further row is
     assumed to cost the average of the rows up to there.
@@ -130,7 +130,7 @@ def _expected(costs: Mapping[int, float], rows: int) -> float:
 
 
 def _with_largest(costs: Mapping[int, float], largest: int) -> dict[int, float]:
-    """Return costs with the size ``largest``; if it wasn't measured, it lies on the line through the smallest and largest measured."""
+    """Return costs that include the size ``largest``, whose cost is extrapolated from the smallest and largest if not measured."""
     first, last = min(costs), max(costs)
     if largest <= last:
         return dict(costs)
@@ -139,7 +139,7 @@ def _with_largest(costs: Mapping[int, float], largest: int) -> dict[int, float]:
 
 
 def kept_costs(key: str, measure: Callable[[], MeasuredCosts]) -> Mapping[int, float]:
-    """Return the costs of this key from the cache, or measure and keep them.
+    """Return the costs for this key from the cache, or measure and keep them.
 
     A file that is damaged, or has a different key, is ignored and replaced; the log says so.
 

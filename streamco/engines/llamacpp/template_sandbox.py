@@ -51,7 +51,7 @@ class Bounds:
     """Counts what one rendering has used, and limits it.
 
     Args:
-        given: number of characters in the messages; values may be larger by four times that.
+        given: number of characters in the messages; it raises the limit for the size of a value by four times that.
         seconds: time that the rendering may take.
     """
 

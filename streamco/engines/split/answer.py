@@ -1,11 +1,11 @@
 """The device's work on one answer of a split model: its tokens, the shallow states that it keeps, and the verdicts on its drafts.
 
 The server's states are read one row at a time: each gives the model's own next token, drawn by the same sampler that a whole model would
-use. A draft token is right if it equals that token. So the text is the same that the whole model would have written with these draws, with
-or without drafts.
+use. A draft token is right if it equals that token. So the text is the same as the whole model would have written with these draws, with or
+without drafts.
 
-The answer's machine (``core.split.machine``), which runs elsewhere, decides which rows are computed and sent, and when. Its owner is told
-about each event here, and then requests the next rows.
+The answer's machine (``core.split.machine``), which runs elsewhere, decides which rows are computed and sent, and when. The machine's owner
+is told about each event here, and then requests the next rows.
 """
 
 from __future__ import annotations

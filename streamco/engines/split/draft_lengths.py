@@ -1,8 +1,8 @@
 """Decides how long the drafts of a split model are, with a window policy and measured times. Belongs to the engine's thread.
 
-Each additional token costs a draft step, and the time for one more row on the way and at the server. If the policy ends drafts early by
-their acceptance (``policies.window.Confident``), a token must be worth that time. On a server without a GPU, a row may cost more than its
-token is worth, even the first one. Then nothing is drafted, except in an occasional round, which shows whether that has changed.
+Each additional token costs a draft step, and the time for one more row on the link and at the server. If the policy ends drafts early by
+their acceptance (``policies.window.Confident``), a token must be worth that time. On a server without a GPU, even the first row may cost
+more than its token is worth. Then nothing is drafted, except in an occasional round, which shows whether that has changed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LOOKUP_SHARE = 0.7  # share of the draft layer's acceptance that is enough, as 
 
 
 class _StepTime:
-    """The median time of the last draft steps, so that a step that was interrupted doesn't count."""
+    """The median time of the latest draft steps, on which a single interrupted step has no effect."""
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=_STEPS)
@@ -93,7 +93,7 @@ class DraftLengths:
 
     @property
     def usual_window(self) -> int:
-        """Maximum length of the last draft that was made."""
+        """Maximum length of the most recent draft."""
         return self._previous
 
     @property

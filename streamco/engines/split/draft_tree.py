@@ -1,9 +1,9 @@
 """Continuations of one answer on the device: the shallow state and the guess after each, computed on request.
 
 While a verdict is out, the device drafts along several continuations (HAT, section 3.5). All of them share one sequence in the memories of
-the input layers and of the draft layer, which hold one continuation at a time. To switch to another one, the beginning that both have in
-common stays, and the rest is computed again. So no branch needs separate memory, and it is always clear which tokens a memory holds.
-Belongs to the engine's thread.
+the input layers and of the draft layer, which hold one continuation at a time. To switch from one to another, their common prefix stays,
+and the rest is computed again. So no branch needs separate memory, and it is always clear which tokens a memory holds. Belongs to the
+engine's thread.
 
 A path is a continuation: token ids starting with the answer's last token, which is the first that the layers have not read.
 """
@@ -182,6 +182,6 @@ class DraftTree:
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the length of the common beginning of two sequences."""
+    """Return the length of the common prefix of two sequences."""
     pairs = zip(first, second, strict=False)
     return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))

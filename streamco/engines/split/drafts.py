@@ -50,7 +50,7 @@ class DraftOptions(Struct, frozen=True):
     Args:
         weights: path of the draft layer's weights; None for this model's weights in the package or in the user's cache folder
             (``make draft-layer``).
-        window: tokens of a draft: a number from 1 to 16, or a policy. "confident" ends each draft when its next token isn't worth its time,
+        window: tokens in a draft: a number from 1 to 16, or a policy. "confident" ends each draft when its next token isn't worth its time,
             given the measured times and acceptance. "threshold" ends it with the first token whose probability is below 0.6 (HAT, equation
             5). For other policies or parameters, pass a ``streamco.policies.window.WindowPolicy``.
         parallel: how many tokens at each position of a draft begin branches, which are drafted while the verdict is out; 0 for none.
@@ -58,8 +58,8 @@ class DraftOptions(Struct, frozen=True):
             verdicts match a branch. If fewer do, one round in 16 has branches.
         branches: "ranked" drafts the likeliest verdicts first, and sends a branch's draft only if it is worth more than a draft from
             verified states. "last" is the paper's rule: branches begin at the draft's last token, and are sent (HAT, section 3.5).
-        lookup: if the last tokens have occurred before, in the prompt or answer, draft what followed them without the draft layer, as long
-            as such tokens are accepted nearly as often as the layer's.
+        lookup: if the last tokens have occurred before, in the prompt or answer, draft what followed them instead of asking the draft
+            layer, as long as such tokens are accepted nearly as often as the layer's.
 
     Raises:
         ConfigError: a number is out of range, or there is no such policy.

@@ -82,12 +82,12 @@ class _Work(NamedTuple):
 
 
 def device_parts(parts: str | Path) -> tuple[Path, Path]:
-    """Return the files of the input layers and of the head, given the common beginning of their paths.
+    """Return the files of the input layers and of the head, given the common prefix of their paths.
 
     For example, ``parts/NAME`` stands for ``parts/NAME.input.gguf`` and ``parts/NAME.head.gguf``.
 
     Raises:
-        ConfigError: one of them is missing; the message says what is at the path instead.
+        ConfigError: one of them is missing; the message says what is at the path instead, if anything.
     """
     start = Path(parts).expanduser()
     files = start.with_name(f"{start.name}.input.gguf"), start.with_name(f"{start.name}.head.gguf")
@@ -98,7 +98,7 @@ def device_parts(parts: str | Path) -> tuple[Path, Path]:
 
 
 def _hint(start: Path) -> str:
-    """Return a hint that says what is at a path that isn't the beginning of parts, or "" if nothing is there."""
+    """Return a hint that says what is at a path that isn't the prefix of parts, or "" if nothing is there."""
     if start.is_dir():
         names = sorted(file.name.removesuffix(".input.gguf") for file in start.glob("*.input.gguf"))
         return f"; {start} is a folder, with the parts {', '.join(str(start / name) for name in names) or 'of no model'}"
@@ -117,7 +117,7 @@ class SplitEngine:
     """The device's parts of a model, loaded and ready. Loading blocks, so create it in a worker thread.
 
     Args:
-        parts: common beginning of the paths of the parts' files; see ``device_parts``.
+        parts: common prefix of the paths of the parts' files; see ``device_parts``.
         link: makes the link to the servers.
         options: ``context_tokens``, ``max_sequences``, ``threads``, ``ring_tokens`` and ``exact`` have an effect; the others must be the
             defaults.

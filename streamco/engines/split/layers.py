@@ -3,7 +3,7 @@
 The device runs ``InputPart`` and ``HeadPart``, the server ``MiddlePart``. They pass states to each other, one row of floats per token. With
 the same llama.cpp and the same kernels on both sides and 32-bit states, the head gives the logits of the whole model, bit for bit.
 
-llama.cpp has different kernels for one row and for several, which add up in a different order. In exact mode no row is ever computed alone,
+llama.cpp has different kernels for one row and for several, which sum in a different order. In exact mode no row is ever computed alone,
 and no batch is so large that it would give other bits (``batch_invariance``). So a state doesn't depend on how many rows were computed with
 it.
 """
@@ -135,7 +135,7 @@ class LayerPart:
         """Compute rows of several sequences together and return the states after the last layer, an array for each run.
 
         This takes one decode; in exact mode, each sequence has its own decodes. Before that, each sequence forgets its positions from the
-        first one of its run on.
+        start of its run on.
 
         Args:
             runs: at most one for each sequence; together at most ``batch_rows`` rows.

@@ -25,7 +25,7 @@ class ParallelDrafting:
     """Decides how many branches begin at each position of a draft, for all answers of an engine.
 
     Args:
-        tokens: number of tokens at each position that begin branches, from 0; "auto" for three, in rounds where that is worth it.
+        tokens: number of tokens at each position that begin branches, 0 or more; "auto" for three, in rounds where that is worth it.
         round_trip: returns for how many seconds of a wait for a verdict the server computes nothing; 0 if not measured.
     """
 

@@ -51,7 +51,7 @@ class BranchCounts(Struct):
     Args:
         begun: number of branches that were begun.
         hits: number of verdicts that matched one of them.
-        sent: how many of their drafts were sent as they were; the others were drafted again, from the verified states.
+        sent: how many of these branches' drafts were sent as they were; the others were drafted again, from the verified states.
         sent_tokens, accepted: tokens of the drafts that were sent as they were, and how many of these were accepted.
     """
 

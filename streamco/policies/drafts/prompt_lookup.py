@@ -38,7 +38,7 @@ class PromptLookup:
         return len(self._tokens)
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Replace the stored tokens by ``tokens``. Only the part after their common beginning is dropped and added."""
+        """Replace the stored tokens by ``tokens``. Only the tokens after the common prefix are exchanged."""
         shared = common_prefix_length(self._tokens, tokens)
         while len(self._tokens) > shared:
             pair = tuple(self._tokens[-2:])

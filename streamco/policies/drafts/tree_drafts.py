@@ -42,7 +42,7 @@ def choose_siblings(
         forecast: the draft's rejection forecast.
         draft: the draft's ids, shape (window,).
         candidates: the draft model's likeliest tokens at each position of the draft as (id, probability), best first.
-        row_seconds: returns how many seconds a verification takes from its number of rows: the draft's tokens, the siblings, and one.
+        row_seconds: returns how many seconds a verification takes, given its number of rows: the draft's tokens, the siblings and one more.
         token_seconds: seconds that one more token is worth, which is how long a token takes at present.
         max_siblings: maximum number of siblings.
 

@@ -131,7 +131,7 @@ class BatchPolicy(Protocol):
         ...
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
-        """Choose the next batch from ``waiting``, in order of arrival. Returns None only if nothing waits or the policy ``MayWait``."""
+        """Choose the next batch from ``waiting``, in order of arrival. None only if nothing waits or the policy is a ``MayWait``."""
         ...
 
 

@@ -361,7 +361,7 @@ class CallerAccess:
         return RequestError(503, _UNUSABLE, code="callers_unavailable", headers={"Retry-After": "5"})
 
     def _record_failure(self, error: ConfigError) -> None:
-        """Record that the file can't be used. Logged once, until it can be used again."""
+        """Record that the file can't be used. This is logged only once until the file can be used again."""
         if not self._problem:
             logger.error("%s; requests are refused until then", error)
         self._problem = _UNUSABLE

@@ -31,7 +31,7 @@ WRITE_INTERVAL = 1.0  # seconds between attempts to write costs that couldn't be
 class CallerAccounts:
     """Keys, rates and budgets of a proxy's callers. Every method raises ``ConfigError`` if the file can't be used.
 
-    Calls are carried out in order, even if their caller no longer waits for them.
+    Calls are carried out in order, even if the code that made them no longer waits.
 
     Args:
         path: the file.
@@ -166,6 +166,6 @@ class CallerAccounts:
 
 
 def _take_exception(waiting: asyncio.Future[T]) -> None:
-    """Retrieve the exception of an abandoned call, so that it isn't logged. Whatever the call was for has failed already."""
+    """Retrieve the exception of an abandoned call, so that it isn't logged. The request that made the call has failed already."""
     if not waiting.cancelled():
         waiting.exception()

@@ -1,8 +1,8 @@
 """Computes the most that a request may cost at a server, before it is sent, and what it is charged when its answer has ended.
 
-Prompts are estimated from above: a token has at least one byte of the prompt's text. Tools and other objects count as the text that a chat
-template may make of them: indented JSON, with everything escaped. Answers have a limit: the request's own, or one that is set for it.
-Fields whose cost has no bound are refused. So the amounts spent and reserved together stay below the budget, with the exceptions
+The estimate of a prompt is an upper bound: a token has at least one byte of the prompt's text. Tools and other objects count as the text
+that a chat template may make of them: indented JSON, with everything escaped. Answers have a limit: the request's own, or one that is set
+for it. Fields whose cost has no bound are refused. So the amounts spent and reserved together stay below the budget, with the exceptions
 listed in docs/proxy.md.
 """
 

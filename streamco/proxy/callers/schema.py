@@ -62,7 +62,7 @@ def create_file(path: Path, patience: float) -> None:
     The tables are created in one transaction. So only one of several processes creates them, and if a process dies, the next one does it.
 
     Raises:
-        ConfigError: there is no file, but the log of a removed one.
+        ConfigError: there is no file, but there is still the log of a removed one.
         OSError, sqlite3.Error: it can't be created.
     """
     if has_log(path) and not path.exists():
@@ -152,7 +152,7 @@ def count_version(connection: sqlite3.Connection) -> None:
 def begin_log(connection: sqlite3.Connection) -> None:
     """Give the file a number that no earlier copy has, so that the log written from now on doesn't continue any of them.
 
-    If another process is writing, or the file can't be written, nothing happens: the process that began the log has done it.
+    If another process is writing, or the file can't be written, nothing happens: the process that began the log did this already.
 
     Raises:
         sqlite3.Error: the file can't be used.

@@ -211,7 +211,7 @@ class CallerStore:
         return None if row is None else _caller(row)
 
     def admit(self, key_hash: bytes, now: float) -> tuple[Caller, float] | None:
-        """Return the caller with this key and, from ``take``, by how many seconds its request is too early, or None if there is none."""
+        """Return the caller with this key and, from ``take``, by how many seconds its request is too early. None if no caller has it."""
         caller = self.find(key_hash)
         return None if caller is None else (caller, self.take(caller.name, now))
 
@@ -219,7 +219,7 @@ class CallerStore:
         """Count a request against a caller's rate. Return by how many seconds it is too early, or 0 if it is admitted.
 
         Args:
-            name: the caller's name. A removed caller has no rate here, because the check of its key stops it.
+            name: the caller's name. A removed caller isn't limited here, because the check of its key refuses it anyway.
             now: Unix time.
         """
         with self._writing() as connection:
@@ -326,7 +326,7 @@ class CallerStore:
             _add(connection, *row, spent=settled.cost, **counts)
 
     def _book_abandoned(self, connection: sqlite3.Connection, now: float, day: str) -> None:
-        """Book reservations from before yesterday as spent, and forget figures that are too old. Does this once a day."""
+        """Book reservations from before yesterday as spent, and forget figures that are too old. This is done once a day."""
         if day == self._booked_day:
             return
         yesterday = day_before(now, 1)

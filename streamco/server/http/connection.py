@@ -89,7 +89,7 @@ class _Connection(web.RequestHandler):
 
 class _Server(web.Server):
     def __call__(self) -> web.RequestHandler:
-        """Return the protocol of a new connection."""
+        """Return the protocol object for a new connection."""
         return _Connection(self, loop=self._loop, **self._kwargs)
 
 

@@ -50,7 +50,7 @@ async def unpack(body: bytes, coding: str, *, limit: int) -> bytes:
         limit: maximum number of unpacked bytes.
 
     Raises:
-        RequestError: 413 it has more bytes; 400 it can't be unpacked, is cut off, or is followed by something else.
+        RequestError: 413 more bytes than that; 400 data that can't be unpacked, is cut off, or is followed by something else.
     """
     if not coding:
         return body

@@ -91,7 +91,7 @@ def error_event(failure: RequestError) -> bytes:
 
 
 def error_response(refusal: RequestError, request: web.Request | None = None) -> web.Response:
-    """Return an error's HTTP response, in the format of the request's API, or in OpenAI's if it couldn't be read (None)."""
+    """Return an error's HTTP response, in the format of the request's API, or OpenAI's if it couldn't be read and is None."""
     if request is not None and is_messages_request(request):
         body = encode(message_error(refusal.status, str(refusal), code=refusal.code))
     else:

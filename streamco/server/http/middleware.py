@@ -206,7 +206,7 @@ def _check_elements(body: bytes) -> None:
     """Refuse JSON with so many elements that it would take many times its size in memory, and seconds to decode.
 
     Raises:
-        RequestError: 413 it has too many elements.
+        RequestError: 413 too many elements.
     """
     if has_more_elements(body, MAX_ELEMENTS):
         raise RequestError(413, f"body: expected at most {MAX_ELEMENTS} commas and opening brackets, got more")

@@ -89,7 +89,7 @@ def _read(read: Callable[[bytes], TranslatedRequest], body: bytes) -> Translated
 
 @contextmanager
 def naming_fields(names: Mapping[str, str]) -> Iterator[None]:
-    """Make errors about a chat field name it as the request's own API does, without the position inside the field.
+    """In errors about a chat field, use the request's own API's name for it, without the position inside the field.
 
     Args:
         names: the API's names for chat fields. Errors about other fields stay as they are.

@@ -48,7 +48,7 @@ class SplitService(FrameService[SplitServer]):
 
     Args:
         engine: computes the middle layers; the caller closes it.
-        options: limits of devices, connections and load.
+        options: limits on devices, connections and load.
         listen: settings of the server; only the key, the name and the health check are used.
         room: largest number of rows in a batch, or None to choose it with ``default_room``.
 

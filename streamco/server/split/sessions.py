@@ -108,7 +108,7 @@ class SplitSessions(HostedSessions[_SplitSession, SplitConnection]):
 
     Args:
         engine: computes the middle layers; the caller closes it.
-        options: limits of devices, connections and load.
+        options: limits on devices, connections and load.
         policy: forms the batches.
         costs: seconds that a batch takes, by number of rows, measured before there is any load.
 
@@ -274,7 +274,7 @@ class SplitSessions(HostedSessions[_SplitSession, SplitConnection]):
         return done.found[0] if len(done.found) == 1 else np.concatenate(done.found)
 
     def _answer_refusal(self, session: _SplitSession, command: RefuseDraft) -> None:
-        """Refuse the first pending round. ``server`` refuses the rounds after it. All rounds up to the command's are over."""
+        """Refuse the first pending round. ``server`` refuses the rounds after it. All rounds up to the one in the command are over."""
         refused, session.reading = session.pending.popleft(), []
         while session.pending and session.pending[0].turn <= command.round:
             session.pending.popleft()
@@ -341,8 +341,8 @@ class SplitSessions(HostedSessions[_SplitSession, SplitConnection]):
 def _make_scheduler(engine: LayerEngine, options: VerifyOptions, costs: RowCosts, policy: Mixed) -> VerificationScheduler:
     """Return a scheduler with this engine's capacity. Each session counts one token more than it has rows.
 
-    A verification waits for the running batch, and shares its own batch with prompts. So it counts as late only after two more full
-    batches, at the current batch times.
+    A verification waits for the running batch, and shares its own batch with prompts. So it counts as late only after the time
+    that two more full batches take at present.
     """
     load = asdict(options.load)
     load["late_grace"] += _SHARED_BATCHES * costs.seconds(policy.room)

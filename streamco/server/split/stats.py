@@ -43,7 +43,7 @@ class SplitStats(SessionStats):
         self._mixed += len(batch.parts) > 1
 
     def record_part(self, rounds: int) -> None:
-        """Record a session's part of a batch, which has rows of this number of rounds."""
+        """Record a session's part of a batch, whose rows belong to this number of rounds."""
         self._merged += rounds - 1
 
     def record_failure(self) -> None:

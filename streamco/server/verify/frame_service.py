@@ -91,7 +91,7 @@ class FrameService(ABC, Generic[ServerT]):
     """The handlers of a server for one protocol.
 
     Args:
-        options: limits of devices, connections and load.
+        options: limits on devices, connections and load.
         listen: settings of the server; only the key is used.
     """
 

@@ -144,7 +144,7 @@ class HostedSessions(MachineDriver[SchedulerEvent, SchedulerCommand], Generic[Se
 
     Args:
         machine: the scheduler.
-        options: limits of devices, connections and load.
+        options: limits on devices, connections and load.
         stats: the counters.
     """
 

@@ -24,7 +24,7 @@ class VerifyService(FrameService[VerifyServer]):
 
     Args:
         engine: holds the sequences; the caller closes it.
-        options: limits of devices, connections and load.
+        options: limits on devices, connections and load.
         listen: settings of the server; only the key is used.
         model: name of the model in the welcome.
     """

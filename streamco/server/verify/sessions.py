@@ -3,8 +3,8 @@
 Frames that a connection's ``VerifyServer`` accepts become events for the scheduler. The scheduler's commands become frames, or work for
 the batch runner. All of this happens on the event loop in the order of arrival, and nothing here waits.
 
-A session outlives its connection by ``resume_s``. A client that has its key may resume it, even if the old connection still seems alive or
-a round is in flight. If a round is in flight, the answer to the resume waits for it: its verdict isn't sent, but it decides the context.
+Sessions can be resumed (``hosted_sessions``). If a round is in flight, the answer to the resume waits for its verdict, which isn't sent,
+but decides the context.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class SessionManager(HostedSessions[_TokenSession, Connection]):
 
     Args:
         engine: holds the sequences; the caller closes it.
-        options: limits of devices, connections and load.
+        options: limits on devices, connections and load.
     """
 
     stats: VerifyStats

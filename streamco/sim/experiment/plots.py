@@ -128,7 +128,7 @@ def _reach(spreads: Sequence[Spread], factor: float) -> list[list[float]] | None
 
 
 def _slanted_inches(x: Axis, width: float) -> float:
-    """Return how much higher a panel is if the names on its x axis must be slanted, or 0 if they fit side by side.
+    """Return how much taller a panel gets if the names on its x axis must be slanted, or 0 if they fit side by side.
 
     The width and the result are in inches.
     """

@@ -154,7 +154,7 @@ def _end_workers(executor: ProcessPoolExecutor, workers: Iterable[BaseProcess]) 
     """Terminate the workers, because their results aren't needed.
 
     If a worker is in the middle of a message, the pool waits for the rest as long as any process could write it. This process also holds
-    the writing end of the pipe, so it closes it.
+    the writing end of the pipe, so this function closes that end.
     """
     for process in workers:
         process.terminate()

@@ -1,7 +1,7 @@
 """Batch policies of other systems, to compare with ``policies.serving.batching`` (DSD sections 3.4 and 5.3), and all policies by name.
 
 DSD's batching policies have a batch size and a batching window, and "can optionally enable advanced strategies like continuous batching or
-chunked prefills". ``Windowed`` is the first, and DSD compares FIFO with ``LengthAware``. ``Continuous`` is iteration-level scheduling
+chunked prefills". ``Windowed`` has these two, and DSD compares FIFO with ``LengthAware``. ``Continuous`` is iteration-level scheduling
 (Orca, Yu et al., OSDI 2022): all requests that are waiting when a step ends join the next one, and none waits for a batch to fill or end.
 ``ChunkedPrefill`` is Sarathi's (Agrawal et al., 2023): long prompts are cut, so that other requests needn't wait for a whole prompt.
 

@@ -1,8 +1,8 @@
 """A fleet of drafting devices that share target servers. Every answer is made by a live speculation machine.
 
 A device answers one request at a time, and its other requests wait. It uses what it learns about its pair of models with every server,
-but keeps the times of rounds for each server. It plans with the row costs of the server that it uses. A request goes to the server that the
-routing policy chooses when the request begins.
+but keeps the times of rounds for each server separately. It plans with the row costs of the server that it uses. The routing policy chooses
+the server of a request when the request begins.
 """
 
 from __future__ import annotations
@@ -56,8 +56,7 @@ from streamco.sim.workload.workload import SimulatedRequest
 __all__ = ["AnswerOutcome", "Fleet", "DeviceModel", "Execution", "FleetDevice"]
 
 Execution = Literal["distributed", "fused", "co-located", "auto"]
-"""How answers are generated. ``distributed`` always drafts; ``fused`` always uses a remote stream; ``co-located`` does, too, from a server
-that drafts for itself; ``auto`` drafts or streams, whichever is faster (DSD section 4.4; its fused mode drafts at the server)."""
+"""How answers are generated; see ``PolicyOptions.execution`` (DSD section 4.4, whose fused mode is ``co-located`` here)."""
 
 
 class DeviceModel(Struct, frozen=True, kw_only=True):
@@ -127,7 +126,7 @@ class FleetDevice:
         rtt: round-trip time to the servers, in seconds, to assume before the first verdict; None to assume nothing.
 
     Attributes:
-        has_read: how many tokens of the prompts' common beginning are in its cache.
+        has_read: how many tokens of the prompts' common prefix are in its cache.
     """
 
     __slots__ = ("answer_routing", "has_read", "is_busy", "link", "model", "number", "pair", "rtt", "waiting")

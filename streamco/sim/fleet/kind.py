@@ -345,7 +345,7 @@ class _World:
         return FleetDevice(device.number, model, link, pair, routing, rtt=device.link.rtt_ms / 1000)
 
     def _learn(self, devices: Mapping[int, FleetDevice], topology: Topology) -> Mapping[int, SpeculationEstimates]:
-        """Return what each of these devices has learned after ``answers_before`` answers with otherwise idle servers, by its key."""
+        """Return, by the keys of ``devices``, what each device has learned after ``answers_before`` answers with otherwise idle servers."""
         env = simpy.Environment()
         fleet = self._make_fleet(env, [*devices.values()], self._make_servers(env, topology), draws="before")
         count = self._options.policy.answers_before * len(devices)

@@ -70,7 +70,7 @@ class ServerPool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         share, count: see ``DevicePool``.
         model, gpu, tensor_parallel, engine: see ``Hardware``.
         step_times: name or JSON file of a packaged or calibrated profile of step times, instead of the hardware.
-        row_costs_ms: instead of both, pairs of rows and milliseconds of a batch, as ``streamco serve`` prints when it starts. Batches are
+        row_costs_ms: instead of both, pairs of a batch's rows and milliseconds, as ``streamco serve`` prints when it starts. Batches are
             padded to a cheaper size, sizes in between are interpolated, and devices plan with the list from their first round on.
         draft_model: draft model on the same GPUs, for ``execution: co-located``; a key of ``operators.MODELS``.
     """

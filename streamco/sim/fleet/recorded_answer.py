@@ -1,8 +1,8 @@
 """A recorded answer: at each position it is known whether the draft model agrees with the target model, but not the text (DSD section 3.2).
 
 Tokens are numbered by their position, so that the live machines can compare and count them. The target's token at a position is one number,
-and the draft model's wrong tokens are others. Whether a draft token is accepted depends only on its position. After a wrong token, the
-record still has the draft model's tokens for the right text. This makes no difference, because a verdict ends with the first wrong token.
+and the draft model's wrong tokens have other numbers. Whether a draft token is accepted depends only on its position. After a wrong token,
+the record still has the draft model's tokens for the right text. This makes no difference: a verdict ends with the first wrong token.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A target server in virtual time: it runs the live scheduler's batches and remote streams in one forward pass after another.
 
-A pass decodes a token of every stream, and also reads one batch: alternately one of the scheduler's and a chunk of a stream's prompt. It
+A pass decodes a token for every stream, and also reads one batch: alternately one of the scheduler's and a chunk of a stream's prompt. It
 takes the time of a forward pass over these tokens on the hardware. Tokens that were read for an answer's stream needn't be read again for
 its session, and vice versa, as in ``streamco serve``.
 """

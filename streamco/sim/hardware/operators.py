@@ -4,9 +4,9 @@ A pass reads ``new`` tokens of several sequences after the tokens in their cache
 tensor parallelism:
 
 * linear operators (projections, MLP, norms, rope): measured by tokens in the batch; see ``bench/data/make_gpu_profiles.py``. Their time is
-  constant while the weights are read for few tokens, and then linear.
+  constant for few tokens, when reading the weights takes longest, and then linear.
 * attention, a roofline: decoding reads the cache at the memory's bandwidth. A prefill of l tokens does 4 l^2 d FLOPs at the rate of the
-  linear operators. The half that the mask hides is counted, too, because attention reaches about half of their rate.
+  linear operators. The half that the mask hides is counted, too, because attention reaches about half of that rate.
 * all-reduce, two per layer: a ring moves 2 (n - 1) / n of ``new`` hidden states over a share of the link's bandwidth.
 * gaps: the rest of each layer's time, which includes small attention kernels and the latency of the all-reduces.
 

@@ -1,7 +1,7 @@
 """``kind: race``: one user's requests to a service and a device that race for the first token (DiSCo).
 
 The live client makes the decisions (``sim.race.client``), and this module computes the metrics of an experiment. Requests come one after
-another, so that the time to first token depends only on the race. If they have arrivals, they may have to wait for others at the device.
+another, so that the time to first token depends only on the race. With arrival times, they may have to wait for others at the device.
 
 Quality is measured at the virtual reader (``core.meter``), which begins with the first token and reads tokens at a fixed rate. The time
 between tokens is measured at this reader over all answers together, as in DiSCo's Table 3. ``tpot`` tells how fast answers were delivered.

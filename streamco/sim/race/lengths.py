@@ -2,8 +2,7 @@
 
 The Stanford Alpaca records are the paper's prompts (DiSCo section 5.1; Taori et al. 2023). This module has quantiles of their lengths. A
 log-normal distribution with the same means and deviations would make one answer in a hundred twice as long as it is. Prompt and answer are
-drawn independently, because the correlation of their logarithms is only -0.22 in the records. A client may know the first half of recorded
-lengths beforehand.
+drawn independently, because the correlation of their logarithms is only -0.22 in the records.
 """
 
 from __future__ import annotations

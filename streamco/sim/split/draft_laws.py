@@ -44,9 +44,9 @@ def verify_draft(request: SimulatedRequest, draft: DraftSpan) -> int:
 def predrafted(request: SimulatedRequest, draft: DraftSpan, accepted: int, *, steps: int, branches: int) -> int:
     """Return how many tokens of the next draft were drafted while the verdict was pending (section 3.5).
 
-    The branches begin with the likeliest candidates for the draft's last token. If that token is corrected to a candidate, its branch is
-    the next draft. If all tokens are accepted, the first candidate's branch has also guessed the token after them, and is used if the guess
-    is right.
+    The branches begin with the likeliest candidates for the draft's last token. If that token is corrected to a candidate, that
+    candidate's branch is the next draft. If all tokens are accepted, the verdict also gives the token after them, and the first candidate's
+    branch is used if it guessed that token.
     """
     last = draft.start + draft.tokens - 1
     if not draft.tokens or not branches:

@@ -76,7 +76,7 @@ class MiddleServerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Args:
         model, gpu, engine: hardware for which times are predicted; see ``sim.hardware.forward_pass_times``.
         time_factor: factor on these times, because the middle layers aren't the whole model.
-        row_costs_ms: instead of the hardware, pairs of rows and milliseconds of a batch, which are interpolated.
+        row_costs_ms: instead of the hardware, pairs of a batch's rows and milliseconds, which are interpolated.
         stages: number of pipeline stages (P). In each stage, a batch takes its time divided by P.
     """
 
@@ -134,7 +134,7 @@ class SplitPolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_field
             device nor link waits for an answer, or None for no limit.
         prompt_rows: deep states of a prompt that come back: ``all``, as in the paper, or only the ``last`` one, which is the only one used.
         room: maximum rows of a batch, or None for no limit.
-        is_merged: True if the server reads all chunks of a prompt that have arrived in one batch, False if one after another.
+        is_merged: True if the server reads in one batch all chunks of a prompt that have arrived, False if it reads one after another.
         prefill_sla_ms, decode_sla_ms: time limits for 128 tokens of a prompt and for 10 tokens of an answer, for the metrics that give the
             share within them.
     """

@@ -172,7 +172,7 @@ class SimulatedSplitAnswer:
         return fastest_chunk_size(prompt, self._chunk_times(), largest=self._policy.room).size
 
     def _load_rows(self) -> float:
-        """Return how many rows the server computes anyway. Equation 3 includes rows of prompts."""
+        """Return the average number of rows in the server's batches. For equation 3, rows of prompts count, too."""
         load = self._server.load
         return load.rows if self._policy.chunking == "balanced" else load.steady_rows
 

@@ -95,7 +95,11 @@ class SimulatedSplitDevice:
         self._free = 0.0
 
     def begin(self) -> SimulatedSplitDevice:
-        """Count a request that begins, which changes the rates and perhaps the mode. Return the device that it uses: this one or a copy."""
+        """Record that a request begins: draw new rates and, every ``pace_requests`` requests, a new mode.
+
+        Returns:
+            The device that the request uses: this one if its answers share processor and link, otherwise a copy.
+        """
         if self._requests % self._pace_requests == 0:
             self._pace = self._rng.choice(self._pool.paces)
         self._requests += 1

@@ -43,7 +43,7 @@ _OF_REJECTED = (10, 29, 40, 50, 56, 64, 71, 77, 85, 94, 105, 112, 122, 132, 150,
 
 
 class AcceptanceOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The parameters of a pair's acceptance sequences. The defaults are close to the fit for the packaged traces of Q4_0 for Q8_0.
+    """The parameters of a pair's acceptance sequences. The defaults are close to a fit to the packaged traces of Q4_0 drafts for Q8_0.
 
     Args:
         mean: share of tokens that are accepted.
@@ -110,7 +110,7 @@ def _run(end: float, rng: Random) -> int:
 
 
 def _table(quantiles: Sequence[int]) -> bytes:
-    """Return the values that the 256 values of a drawn byte are mapped to, from evenly spaced quantiles."""
+    """Return a translation table that turns uniform random bytes into values with these evenly spaced quantiles."""
     steps = len(quantiles) - 1
     positions = [(share + 0.5) / 256 * steps for share in range(256)]
     return bytes(round(quantiles[int(at)] + (at % 1.0) * (quantiles[int(at) + 1] - quantiles[int(at)])) for at in positions)

@@ -157,7 +157,7 @@ class WorkloadOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Args:
         trace: name of a packaged trace or path of a JSON-lines file, or None to generate requests.
         requests: number of requests, or None to use each row of the trace once. A shorter trace is repeated in a different order.
-        arrivals: ``trace`` for arrivals as recorded, in the trace's order. With other arrivals, the trace is shuffled from the beginning.
+        arrivals: ``trace`` for arrivals as recorded, in the trace's order. With other arrivals, the rows are shuffled even the first time.
         prompt, output: without a trace, the number of tokens, or its distribution.
         lengths: without a trace, a CSV file with prompt and answer in each row, from which rows are drawn instead of ``prompt`` and
             ``output``.

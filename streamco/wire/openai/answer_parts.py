@@ -1,8 +1,8 @@
 """Splits an answer into its parts, in the order in which they began: runs of text, reasoning or refusal, and tool calls.
 
 Chat chunks don't say where a part begins and ends, but the events of other APIs do. A run ends when another part begins. A call begins with
-its first arguments, because its name is complete then. If the name comes later, the call begins with the name, because other APIs name a
-call at its start, and later parts wait. A call ends when another part begins, but only if its arguments are complete by then, because
+its first arguments, because its name is complete then. If the name comes later, the call begins with it, because other APIs name a call at
+its start. Later parts wait until then. A call ends when another part begins, but only if its arguments are complete by then, because
 servers may send the pieces of parallel calls in turn. Parts that are still open at the end of the answer end there.
 
 In the Messages API, each part has to end before the next one begins. So the parts after a call are held until the call's arguments are

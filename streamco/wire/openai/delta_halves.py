@@ -93,7 +93,7 @@ def make_whole(model: _Model) -> _Model:
 
 
 def _pieces(delta: ChoiceDelta) -> Iterator[tuple[tuple[str, int], Any, str]]:
-    """Yield each piece of text that a delta may have: name and number of its text, the object that has it, and its field there."""
+    """Yield each place in a delta that may hold text: the text's name and number, the object with the field, and the field's name."""
     for name in _TEXTS:
         yield (name, 0), delta, name
     further = further_fields(delta)

@@ -153,7 +153,7 @@ def is_bare_error(value: Any, *, is_all: bool) -> bool:
 
     Args:
         value: a decoded event or body.
-        is_all: True if nothing else came. Then a message without a status is enough. Earlier it may be just a notice from the server.
+        is_all: True if nothing else came. Then a message without a status is enough. Otherwise it may be just a notice from the server.
     """
     if not isinstance(value, dict) or "choices" in value:
         return False
@@ -178,10 +178,10 @@ def find_message(value: Any) -> str:
 
 
 def find_code(value: Any, *, status: int) -> str | None:
-    """Return the text in an error object's ``code``, or None if it has no code or a number.
+    """Return an error object's ``code`` if it is text, otherwise None.
 
-    The code for a prompt that is too long is always "context_length_exceeded", even if the server only says so in its message. Anthropic,
-    Google, llama.cpp's server, Mistral, SGLang, vLLM and xAI have no code for it.
+    If the prompt is too long, the code is always "context_length_exceeded", even if the server says so only in its message or ``type``.
+    Anthropic, Google, llama.cpp's server, Mistral, SGLang, vLLM and xAI have no code for it.
     """
     error = find_error(value)
     holder = error if isinstance(error, dict) else value

@@ -60,7 +60,7 @@ class JSONBody:
 def _refuse_lines(first: bytes) -> EndpointError:
     """Return the error to raise for a body that is several lines of JSON.
 
-    Some gateways send an error as a line of JSON without ``data:``, followed by [DONE]; then it is that error.
+    Some gateways send an error as a line of JSON without ``data:``, followed by [DONE]; that error is then returned.
     """
     value = decode_object(first)
     if (error := find_error(value)) is not None:

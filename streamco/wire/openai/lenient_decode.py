@@ -323,9 +323,9 @@ def _get(value: Any, key: str) -> Any:
 class CumulativeText:
     """Turns chunks whose content repeats the text so far into chunks with only the new text.
 
-    Text that was passed on can't be taken back. If the server revises its text, nothing is passed on until a content continues the text
-    that was passed on before. Some servers send only new text in the same form. If an answer's second content doesn't repeat the first,
-    all its contents count as new text.
+    Text that was passed on can't be taken back. If the server revises its text, nothing is passed on until a chunk continues the text that
+    was passed on before. Some servers send only new text in the same form. If an answer's second chunk doesn't repeat the first, all its
+    chunks count as new text.
     """
 
     def __init__(self) -> None:
@@ -343,7 +343,7 @@ class CumulativeText:
         self._repeats = True if text else None
 
     def keep_new(self, chunk: ChatCompletionChunk) -> None:
-        """Cut a chunk's contents, each of which is the whole text so far, down to the new text."""
+        """Cut the content of a chunk's choices, which is the whole text so far, down to the new text."""
         for choice in chunk.choices:
             content = choice.delta.content
             if not content:

@@ -144,7 +144,7 @@ class ChatStreamParser:
 
     @property
     def comments(self) -> int:
-        """Number of comment lines so far. They show that the server is alive, and aren't content."""
+        """Number of comment lines so far. They show that the server is alive."""
         return self._sse.comments
 
     def partial_text(self) -> str:

@@ -138,7 +138,7 @@ class ToolCalls:
     Otherwise a new index begins a call. Some servers give every parallel call the same index, or none. There, a new call begins with a new
     id that comes with a name. If there is no id, it begins with a name that comes after arguments that are a whole JSON value. The input of
     a custom tool can be any text and may continue at any time, so only a different name begins a new call after it. A new id without a name
-    begins no call, because some servers make a new id for each delta. The same name alone begins none either, if it was repeated before.
+    begins no call, because some servers make a new id for each delta. Nor does the same name alone, if it was repeated before.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Keeps track of how much of a response's texts the reader already has, so that no text is given twice, whatever events it comes in.
 
 The API sends each text in deltas, then again as a whole when it is done, and a third time in the finished response. Gateways leave out some
-of these, or number the parts differently. Of a finished text, only the rest that its deltas didn't have is given.
+of these, or number the parts differently. Of a finished text, only the part that its deltas didn't have is given.
 
 The work for an event depends on the event's size, not on how much came before it.
 """

@@ -1,8 +1,8 @@
 """Keeps the output items of a response, and finds the item that an event belongs to.
 
 The API identifies an item by its id and by its place in the output. Gateways leave out one of them, make new ids for each event, or give
-every item the place 0. So an item is looked up by its id, then by its place, and else the latest item is taken, always among items of its
-type. Each lookup uses a table, because a response may have any number of items.
+every item the place 0. So an item is looked up by its id and then by its place, among items of its type. If neither finds it, the latest
+item of its type is taken. Each lookup uses a table, because a response may have any number of items.
 """
 
 from __future__ import annotations

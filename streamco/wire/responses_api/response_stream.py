@@ -123,7 +123,7 @@ class ResponseStreamParser(EventStreamParser):
     def _finish_text(
         self, kind: TextKind, item: OutputItem, part: int, whole: str, logprobs: Any = None, *, is_listed: bool = False
     ) -> None:
-        """Emit the rest of a finished text, which hasn't come in deltas."""
+        """Emit the part of a finished text that hasn't come in deltas."""
         if whole:
             self._halves.give_up((kind, item.number))
         rest = self._given.take_rest((kind, item.number, part), whole, is_listed=is_listed)
@@ -138,7 +138,7 @@ class ResponseStreamParser(EventStreamParser):
         self._finish_part(self._item_of(_ITEMS[kind], event), _part_of(event), part, default)
 
     def _finish_part(self, item: OutputItem, number: int, part: Any, default: TextKind, *, is_listed: bool = False) -> None:
-        """Emit the rest of a finished part, which hasn't come in deltas.
+        """Emit the content of a finished part that hasn't come in deltas.
 
         Args:
             item: the item that the part belongs to.
@@ -195,7 +195,7 @@ class ResponseStreamParser(EventStreamParser):
                     self._emit(with_further(ChoiceDelta(), {"output_items": [fields]}))
 
     def _finish_parts(self, item: OutputItem, parts: Any, default: TextKind) -> None:
-        """Emit the rest of a finished item's parts, which hasn't come in deltas. Some servers send one part without a list."""
+        """Emit the content of a finished item's parts that hasn't come in deltas. Some servers send one part without a list."""
         for number, part in enumerate(parts if isinstance(parts, list) else [parts]):
             self._finish_part(item, number, part, default, is_listed=True)
 
@@ -215,7 +215,7 @@ class ResponseStreamParser(EventStreamParser):
             self._finish_input(item, value.get("input" if item.is_custom else "arguments"), is_done=True)
 
     def _finish_input(self, item: OutputItem, given: Any, *, is_done: bool) -> None:
-        """Emit the rest of a call's input, which hasn't come in deltas. The input of an unfinished call counts only if no delta came."""
+        """Emit the part of a call's input that hasn't come in deltas. The input of an unfinished call counts only if no delta came."""
         whole = json_text_of(given)
         if is_done and whole:
             self._halves.give_up(item)
@@ -259,7 +259,7 @@ class ResponseStreamParser(EventStreamParser):
             self._end()
 
     def _read_output(self, response: dict[str, Any]) -> None:
-        """Emit the rest of a finished response, which hasn't come before. ``output_text`` counts only if nothing else has text."""
+        """Emit the parts of a finished response that haven't come before. ``output_text`` counts only if nothing else has text."""
         output = response.get("output")
         for place, item in enumerate(output if isinstance(output, list) else [output]):
             if isinstance(item, dict):

@@ -56,7 +56,7 @@ class _RowsSession(ClientSession):
 
 
 class SplitClient(ClientEnd[SplitCodec, SplitServerFrame, SplitWelcome, _RowsSession]):
-    """The client's state of one connection, which begins with hello and welcome and then carries sessions.
+    """The client's state for one connection, which begins with hello and welcome and then carries sessions.
 
     Args:
         codec: codec for the model's states.

@@ -70,7 +70,7 @@ class _ServerSession:
 
 
 class SplitServer(ServerEnd[SplitCodec, SplitClientFrame]):
-    """The server's state of one connection.
+    """The server's state for one connection.
 
     Args:
         codec: codec for the model's states, with the limits that the welcome announces.

@@ -48,7 +48,7 @@ class _DraftSession(ClientSession):
 
 
 class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _DraftSession]):
-    """The client's state of one connection, which begins with hello and welcome and then carries sessions.
+    """The client's state for one connection, which begins with hello and welcome and then carries sessions.
 
     Args:
         codec: codec for the draft model's vocabulary.

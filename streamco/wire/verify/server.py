@@ -1,8 +1,8 @@
 """The server's side of one verifier protocol connection, without IO. It checks which frames are allowed when, and refuses the others.
 
 The shell hands every message to ``receive``, carries out the frame that it returns, if any, and sends what ``take_messages`` returns.
-Frames that ``receive`` returns obey all of the protocol's rules for order, numbers and lengths, so the shell needn't check them again. Any
-other message is answered with a refusal here, and the connection continues unless ``is_closed`` is set.
+Frames that ``receive`` returns obey all of the protocol's rules for order, numbers and lengths. Any other message is answered with a
+refusal here, and the connection continues unless ``is_closed`` is set.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ AcceptedFrame = Hello | Open | Extend | Draft | Resume | Close
 
 
 class VerifyServer(ServerEnd[VerifyCodec, AcceptedFrame]):
-    """The server's state of one connection.
+    """The server's state for one connection.
 
     A ``Follow`` that ``receive`` accepts is kept here until the verdict that it expects is sent. Then ``take_begun_rounds`` returns it as a
     ``Draft``.

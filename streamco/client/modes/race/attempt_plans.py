@@ -17,7 +17,7 @@ __all__ = ["names_of_two_servers", "plan_attempts", "resting_behind", "spare_res
 def plan_attempts(
     decision: Decision, eligibility: Eligibility, device: Endpoint | None, servers: Sequence[Endpoint]
 ) -> tuple[AttemptPlan, ...]:
-    """Return the attempts of a race in the order of their use: the first server, the device, then the other servers as fallbacks."""
+    """Return the attempts of a race in order of use: the first server, the device, then the other servers as fallbacks."""
     attempts = []
     if servers:
         attempts.append(_attempt(servers[0], decision.server_wait))

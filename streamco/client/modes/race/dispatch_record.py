@@ -39,7 +39,7 @@ class DispatchRecord:
         without_effect: why the policy has no effect, as a sentence, or "" if it has one.
         late: by name, why endpoints come after others (because their context is estimated to be too small for the prompt).
         resting: by name, why endpoints come after others (because they have just failed).
-        waits_for: number of answers that the device has to make first, if that delays this one and the budget allows nothing else; or 0.
+        waits_for: number of answers that the device has to make first, if that delays this one and the budget allows nothing else; else 0.
         shortened_to: length of the longest answer that fits into the device's context, or None if the request doesn't allow a longer one.
         unmoved: why the answer won't move to a cheaper endpoint, as a clause, or "" if it may; set by ``Dispatcher.plan_moves``.
         sides: the endpoints' names that replace "device" and "server" in reasons if two servers race; otherwise {}.

@@ -1,7 +1,7 @@
 """Dispatch in the client: plans a race for each request, and learns from each race that has ended.
 
 The decisions are made in ``streamco.policies`` and ``streamco.core.race.learner``; this file collects the facts
-for them and keeps the account. It is longer than other files, because it helps to read all steps of a decision together.
+for them and does the accounting. It is longer than other files, because it helps to read all steps of a decision together.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class _Survey(NamedTuple):
     Args:
         device: the device; None if there is none, it could not start, or it is excluded.
         servers: the servers that have started and aren't excluded.
-        able: the servers that can serve it, in the order of their use.
+        able: the servers that can serve it, in order of use.
         late: by name, why servers come after others.
         facts: facts about the request.
         eligibility: which sides can serve it.
@@ -245,7 +245,7 @@ class Dispatcher:
 
     @property
     def needed(self) -> tuple[Side, str] | None:
-        """The side that must have an endpoint, because the policy or a budget of 0 requires it, with that setting; or None."""
+        """The side that must have an endpoint, and the setting that requires it: the policy or a budget of 0. None if there is none."""
         policy = self._learner.policy
         if policy in _NAMED_SIDES:
             return _NAMED_SIDES[policy], f'policy="{policy}"'
@@ -276,7 +276,7 @@ class Dispatcher:
         Args:
             request: the request.
             device: the device, or None.
-            servers: the servers in the order of their use: each is the fallback for the ones before it.
+            servers: the servers in order of use: each is the fallback for the ones before it.
             unavailable: endpoints that could not start, with their errors.
             facts: the result of ``describe_request`` if it is already known; None calls it here.
             resting: by name, why endpoints are used only if others fail (because they have just failed).
@@ -416,7 +416,7 @@ class Dispatcher:
         return ways.found(weights)
 
     def _may_shadow(self, facts: RequestFacts) -> bool:
-        """Return True if a server may write a shadow answer to a request; not if the request asks for anything but text."""
+        """Return True if a server may write a shadow answer to a request; False if the request asks for anything but text."""
         is_text = not (facts.has_tools or facts.has_images or facts.has_json_schema or facts.other_parts or facts.choices > 1)
         return is_text and self.grader is not None and self.grader.options.shadow > 0.0
 
@@ -648,7 +648,7 @@ class Dispatcher:
         Args:
             dispatched: the decision for the answer.
             machine: its race.
-            was_alone: True if the device had no other answer when this one was requested, so that its time shows how fast it is.
+            was_alone: True if the device had no other answer when this one was requested, so that its time shows the device's speed.
             facts: what is known about the answer, if it may be rated; None if nothing is known, or the device didn't write all of it.
             has_shadow: True if a server will write a shadow answer.
             log: the answer's log, which has the key and the id by which the answer can be rated; None if it can't be rated.

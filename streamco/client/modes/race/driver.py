@@ -157,7 +157,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         self._going_on: set[str] = set()  # endpoints that were asked to continue the answer, or to read it in advance
         self._idle: dict[EndpointStream, float] = {}  # for streams that have ended: seconds that they waited for the reader
         self.unlimited: str | None = None
-        """The endpoint that continued with the full ``max_tokens``, because the number of tokens before is only an estimate; or None."""
+        """The endpoint that continued with the full ``max_tokens``, because the number of earlier tokens is only an estimate; or None."""
 
     # The reader's side
 

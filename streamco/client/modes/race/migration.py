@@ -32,7 +32,7 @@ class MigrationOptions(Options, frozen=True, kw_only=True):
         rule: "pre-copy": the target reads the answer in advance while the source continues; "full-buffer": the target begins to read when
             the source stops, which by then has written enough text to keep the reader busy (DiSCo 4.3).
         max_migrations: maximum number of planned hand-overs per answer; 0 for none.
-        unpaced: True to move answers without a pace, too, as if somebody read them at ``Race.reader_rate``. A program that reads tokens as
+        unpaced: True to move unpaced answers, too, as if somebody read them at ``Race.reader_rate``. A program that reads tokens as
             fast as they arrive would notice that the cheaper endpoint is slower, so by default only answers with a fixed pace move.
         min_quality: quality that the next endpoint needs, as a share (0 to 1) of the quality of each endpoint that has written the answer
             so far. 0 allows any quality. With None, an answer moves only to an endpoint that is known to be as good, to the same model, or

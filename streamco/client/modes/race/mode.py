@@ -21,8 +21,8 @@ class Race(DispatchOptions, frozen=True, kw_only=True):
             (docs/dispatch.md). "device-only" and "server-only" are promises: the other side is never used, whatever happens, and an
             answer that this side can't make is an error.
         migration: how answers move to a cheaper endpoint while they are written (docs/migration.md). None lets paced answers move once.
-        check_access: True to ask a server that needs a key for its list of models, once and in the background, after another endpoint has
-            answered, so that a wrong key is noticed. False sends servers nothing but requests for answers.
+        check_access: True to request the list of models from a server that needs a key, once and in the background, after another endpoint
+            has answered, so that a wrong key is noticed. False sends servers nothing but requests for answers.
         constrained: the side that the budget limits; None chooses it by the unified cost (DiSCo Algorithm 1).
         tail: share of the budget reserved for the slowest answers (alpha of Algorithm 2).
         tail_weight: weight of the tail for the "optimal" policy.

@@ -38,7 +38,7 @@ class QualityGate(Options, frozen=True, kw_only=True):
         score: your own score, an object with ``score(facts)`` that returns 0..1 for ``streamco.types.AnswerFacts``.
         tokens: how many tokens are held until they have a score, 1 to 16.
         max_wait: seconds that a reader waits for the server after a low score; then the device's answer is shown after all.
-        shadow: share of the answers written by the device alone for which a server writes an answer afterwards, too, within the budget.
+        shadow: share of the answers written by the device alone after which a server writes one as well, within the budget.
             The two are compared, and the score learns from that as it does from a rating. 0 for none.
         judge: a function that compares both answers, given as a ``streamco.types.ShadowPair``, and returns True if the device's is as good,
             False if not, or None if it can't say. It must not block the event loop; a coroutine function may take a minute. With None,
@@ -159,7 +159,7 @@ class Grader:
 
     @property
     def _scores(self) -> Sequence[float]:
-        """Scores of the last answers, or of the rated ones while few others are known."""
+        """Scores of the most recent answers, or of the rated ones while few others are known."""
         known = self._threshold.scores
         return known if len(known) >= MIN_RATED or not self.is_calibrated else self.learned.rated_scores
 
@@ -212,7 +212,7 @@ class Grader:
         self._threshold.record(held.score if held is not None and decided else None, reservation.tokens)
 
     def _watch_sight(self, held: HeldBeginning | None) -> None:
-        """Stop holding answers of a device that reports no probabilities, except for one now and then, to see if it reports them by now."""
+        """Stop holding answers of a device that reports no probabilities, except for one now and then, to see if it has begun to."""
         if held is not None and held.graded_tokens:
             self._blind = 0
         elif held is not None and held.is_blind:

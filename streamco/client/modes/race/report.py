@@ -201,7 +201,7 @@ def _saved(
 
     Args:
         source: the attempt that wrote before the hand-over.
-        parts: the target's attempts: the ones that read in advance, and last the one that wrote.
+        parts: the target's attempts: the ones that read in advance, followed by the one that wrote.
     """
     counts = [_count(attempt, dispatched.prompt_tokens) for attempt in parts]
     written = counts[-1].completion - _late(parts[-1], counts[-1])
@@ -362,7 +362,7 @@ def _has_written(attempt: Attempt) -> bool:
 
 
 def _waste(machine: RaceMachine, work: Mapping[Attempt, _Count]) -> dict[Attempt, _Waste]:
-    """Return the wasted tokens of each attempt. ``work`` has the tokens of all attempts."""
+    """Return the wasted tokens of each attempt. ``work`` contains the tokens of all attempts."""
     written = {attempt: count for attempt, count in work.items() if _has_written(attempt)}
     writers = {attempt.source for attempt in written}
     unread = _unread(machine, written)

@@ -46,7 +46,7 @@ def has_counted(usage: CompletionUsage | None, tokens: int) -> bool:
 
 
 def has_counted_prompt(usage: CompletionUsage | None, tokens: int) -> bool:
-    """Return True if a server has counted the prompt. A count of zero is valid only if it generated nothing, because it wasn't asked.
+    """Return True if a server has counted the prompt. A zero is valid only if the server generated nothing, because then it wasn't asked.
 
     The arguments are the same as for ``has_counted``.
     """

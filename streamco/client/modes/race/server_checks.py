@@ -1,6 +1,6 @@
 """Background checks of a client's servers: which software they run, and whether they accept the key.
 
-An unknown server is identified during the first answer, as soon as it isn't writing one, so that another endpoint can hand an answer over
+An unknown server is identified during the first answer, once it isn't itself writing one, so that another endpoint can hand an answer over
 to it and vice versa. That costs no tokens and delays no answer, except for a hand-over that must wait until the server has replied.
 
 A server that loses every race is cancelled before it has answered, so a wrong key would go unnoticed until the server is needed. After an

@@ -1,4 +1,7 @@
-"""The ways to make an answer in a race: each side alone with the other in reserve, both as the policy says, and with a gate."""
+"""The ways to make an answer in a race.
+
+They are: either side alone with the other in reserve, both sides as the policy says, or the device first with a quality gate.
+"""
 
 from __future__ import annotations
 

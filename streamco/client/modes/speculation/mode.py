@@ -39,7 +39,7 @@ class Speculate(SpeculationOptions, frozen=True, kw_only=True):
             for answers that neither can continue, are derived from it (``SpeculationTuning``).
         offload: the filters that choose which drafts are verified if the budget is below 1 (Synera section 4.2): "combined", "confidence",
             "importance" or "random". "combined" and "importance" read attention on the device, which then drafts a sixth more slowly.
-        threshold: for greedy decoding with a budget below 1, 0..1: a drafted token is accepted if its probability at the verifier is at
+        threshold: 0..1, for greedy decoding with a budget below 1: a drafted token is accepted if its probability at the verifier is at
             least ``threshold`` times the best token's.
         is_adaptive: True to let the server generate alone while drafting doesn't pay.
         joules_per_second_saved: how many joules on the device a saved second is worth to you, or a function without arguments that returns

@@ -42,7 +42,7 @@ def note_speculation(degradations: Degradations, notes: list[str], driver: Specu
         notes: the answer's notes.
         driver: the answer's driver; nothing is recorded before the answer has ended.
         report: the answer's report.
-        absence: how long the answer waited in vain for a verifier, which was already logged, or "" if it didn't.
+        absence: how long the answer waited in vain for a verifier (already logged), or "" if it didn't wait.
     """
     if driver.finished is None and not driver.was_broken_off:
         return

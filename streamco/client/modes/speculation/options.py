@@ -48,9 +48,9 @@ class SpeculationTuning(Options, frozen=True, kw_only=True):
             afterwards (docs/speculation.md). Not in the papers.
         branch_kinds: which verdicts branches may assume: "accept all", "reject".
         forecast: how verdicts are forecast: "learned" (from how often tokens of similar confidence were accepted), "geometric" (Synera
-            section 4.4) or "sampled" (the same, but one branch is drawn from it, as in the paper).
+            section 4.4) or "sampled" (the same, but one branch is drawn, as in the paper).
         smooths_mode: True to smooth the window proposals before choosing the generation mode from them, as printed in DSD section 4.4;
-            False to choose it from the last proposals without smoothing.
+            False to choose it from the last proposal, without smoothing.
         confidence_threshold: c_th of the confidence filter (Synera section 4.2).
         chunks: (confidence, importance) of chunks that were measured before, for the first plan under a budget below 1.
         row_tokens: how many tokens of its distribution the device samples from and sends, 1 to 64. Exact sampling needs whole

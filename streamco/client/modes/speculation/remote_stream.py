@@ -16,7 +16,7 @@ from streamco.events import StreamEnded, TokensReceived
 __all__ = ["OpenRemoteStream", "RemoteStreamReader", "RemoteStreamEvent", "RemoteStreamPart"]
 
 OpenRemoteStream = Callable[[tuple[int, ...], int | None], EndpointStream]
-"""Opens a plain stream that continues after the given tokens of the answer, up to a maximum number of new tokens, or None for no limit."""
+"""Opens a plain stream that continues after the given tokens of the answer, up to a maximum number of new tokens (None for no limit)."""
 
 RemoteStreamEvent = RemoteTokensReceived | RemoteEnded | RemoteFailed
 
