@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from streamco.client.driver import Relay
 from streamco.client.stream import ChatStream
 from streamco.core.report import opening_of
 from streamco.errors import StreamcoError
@@ -34,14 +35,16 @@ NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 class _Sender:
     """Writes events to one response, one write at a time, and keep-alives during silence. It sends keep-alives inside ``async with``.
 
-    A timer watches for silence, and a task is started only for a keep-alive, which most answers never need.
+    A timer watches for silence, and a task is started only for a keep-alive, which most answers never need. ``write`` and ``relay`` are
+    plain functions, because a coroutine for each event would cost too much time.
     """
 
-    __slots__ = ("_is_writing", "_keepalive", "_keepalive_task", "_loop", "_quiet_since", "_shape", "_timer", "events")
+    __slots__ = ("_is_writing", "_keepalive", "_keepalive_task", "_loop", "_quiet_since", "_repeating", "_shape", "_timer", "events")
 
     def __init__(self, request: web.Request, shape: ResponseShape, options: ProxyOptions) -> None:
         self.events = EventStream(request, options.reader_timeout)
         self._shape = shape
+        self._repeating = shape if isinstance(shape, ChatShape | CompletionShape) else None
         self._keepalive = options.keepalive
         self._loop = asyncio.get_running_loop()
         self._quiet_since = self._loop.time()
@@ -50,11 +53,20 @@ class _Sender:
         self._timer: asyncio.TimerHandle | None = None
 
     def write(self, data: bytes) -> Awaitable[None]:
-        """Send bytes, after all earlier ones. It is a plain function, because a coroutine for each event would cost too much time."""
-        if self._keepalive_task is None and self.events.needs_no_wait(data):
+        """Send bytes, after all earlier ones."""
+        if self._keepalive_task is None and (writing := self.events.quick_write(data)) is not None:
             self._quiet_since = self._loop.time()
-            return self.events.response.write(data)
+            return writing
         return self._write_slowly(data)
+
+    @property
+    def relay(self) -> Relay | None:
+        """The function that sends a chunk which differs from an earlier one only in its text; None if the shape can't repeat chunks."""
+        return None if self._repeating is None else self._repeat
+
+    def _repeat(self, like: ChatCompletionChunk, text: str) -> Awaitable[None]:
+        assert self._repeating is not None, "checked by relay"
+        return self.write(self._repeating.repeat(like, text))
 
     async def _write_slowly(self, data: bytes) -> None:
         if self._keepalive_task is not None:
@@ -198,10 +210,7 @@ def _send_chunks(answer: ChatStream, sender: _Sender, shape: ResponseShape, mark
         if data := encode(chunk):
             await sender.write(data)
 
-    if marks is not None or not isinstance(shape, ChatShape | CompletionShape):
-        return answer.pass_on(send)
-    repeat, write = shape.repeat, sender.write
-    return answer.pass_on(send, lambda like, text: write(repeat(like, text)))
+    return answer.pass_on(send, sender.relay if marks is None else None)
 
 
 async def answer_whole(

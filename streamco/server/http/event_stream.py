@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping
 
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 
 from streamco.endpoints.network.peer_timeout import PeerTimeout
 from streamco.wire.answer_encoder import KEEPALIVE
@@ -37,17 +38,21 @@ class EventStream:
     Attributes:
         request: as given.
         response: the response that the handler returns.
-        has_begun: True once the status line was sent.
     """
 
-    __slots__ = ("_timeout", "_transport", "has_begun", "request", "response")
+    __slots__ = ("_timeout", "_transport", "_writer", "request", "response")
 
     def __init__(self, request: web.Request, reader_timeout: float | None, headers: Mapping[str, str] = HEADERS) -> None:
         self.request = request
         self.response: web.StreamResponse = _Response(headers=headers)
         self._timeout = reader_timeout
         self._transport = request.transport
-        self.has_begun = False
+        self._writer: AbstractStreamWriter | None = None  # None before the response is prepared
+
+    @property
+    def has_begun(self) -> bool:
+        """True once the response is prepared, so that its status and headers can't change any more."""
+        return self._writer is not None
 
     async def write(self, data: bytes) -> None:
         """Send bytes, and wait while the reader is slow.
@@ -57,8 +62,8 @@ class EventStream:
         """
         if not self.has_begun:
             await self._begin()
-        if self.needs_no_wait(data):
-            await self.response.write(data)
+        if (writing := self.quick_write(data)) is not None:
+            await writing
         else:
             await self._wait(self.response.write(data))
 
@@ -70,23 +75,26 @@ class EventStream:
         """
         if not self.has_begun:
             await self._begin()
-        if self.needs_no_wait(data):
+        if self._has_room(data):
             await self.response.write_eof(data)
         else:
             await self._wait(self.response.write_eof(data))
+        self._transport = None  # so that a later write is aiohttp's error, and not a part of the next response
 
-    def needs_no_wait(self, data: bytes) -> bool:
-        """Return True if the response has begun, and a write of these bytes can't have to wait for the reader.
+    def quick_write(self, data: bytes) -> Awaitable[None] | None:
+        """Return a write, to be awaited at once, or None if the response hasn't begun or the write may have to wait for the reader.
 
         Such a write needs no time limit, which would take a tenth of an event's time.
         """
+        writer = self._writer
+        return writer.write(data) if writer is not None and self._has_room(data) else None
+
+    def _has_room(self, data: bytes) -> bool:
         transport = self._transport
-        has_room = len(data) <= _NEVER_WAITS and transport is not None and transport.get_write_buffer_size() == 0
-        return has_room and self.has_begun
+        return len(data) <= _NEVER_WAITS and transport is not None and transport.get_write_buffer_size() == 0
 
     async def _begin(self) -> None:
-        await self.response.prepare(self.request)
-        self.has_begun = True
+        self._writer = await self.response.prepare(self.request)
 
     async def _wait(self, writing: Awaitable[None]) -> None:
         try:

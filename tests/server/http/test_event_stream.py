@@ -42,6 +42,25 @@ async def test_headers_leave_with_the_first_bytes() -> None:
     assert begun == [False, True]
 
 
+async def test_nothing_can_be_written_after_the_end() -> None:
+    late = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        stream = EventStream(request, None)
+        await stream.write(b"data: 1\n\n")
+        await stream.close()
+        late.append(stream.quick_write(b"late"))
+        with pytest.raises(RuntimeError, match="write_eof"):
+            await stream.write(b"late")
+        return stream.response
+
+    async with listening(make_app(handler), ListenOptions()) as address, aiohttp.ClientSession() as client:
+        for _ in range(2):  # on one connection
+            async with client.get(address) as response:
+                assert await response.read() == b"data: 1\n\n"
+    assert late == [None, None]
+
+
 async def test_a_failure_before_the_first_bytes_still_has_a_status() -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         EventStream(request, None)
