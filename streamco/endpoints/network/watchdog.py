@@ -1,7 +1,7 @@
 """Time limits for waiting, by phase, with a single loop timer per stream.
 
 A limit is a moving deadline. Resetting a timer for each network read, or wrapping each read in ``asyncio.timeout``, costs more than the
-read itself. So a read only changes two numbers here. When the timer fires, it checks whether its deadline has moved, and sets itself again.
+read itself. So a read changes only a few numbers. When the timer fires, it checks whether its deadline has moved, and sets itself again.
 
 Only waiting counts: the clock stops while no task awaits the stream, so a slow reader is never mistaken for a stalled server. Only content
 resets the token limits. Keep-alive comments, role deltas and empty chunks only reset the socket limit, because servers send those for
@@ -76,8 +76,8 @@ class Watchdog:
         self._next_limit = inf if timeouts.next_token is None else timeouts.next_token
         self._total_limit = inf if timeouts.total is None else timeouts.total
         self._paused_at: float | None = loop.time()
+        self._idle = 0.0  # seconds; the times "since" are on the clock that stops: the loop's time, or that of the pause, minus this
         self._total_since = self._paused_at - elapsed
-        self._idle = 0.0
         self._is_stopped = False
         self._look = SecondLook()
         self.restart()
@@ -94,7 +94,7 @@ class Watchdog:
         self._content_limit = inf if first is None else first
         self._socket_limit = inf if self._timeouts.socket is None else self._timeouts.socket
         self._phase: Literal["first_token", "next_token"] = "first_token"
-        self._content_since = self._bytes_since = now
+        self._content_since = self._bytes_since = now - self._idle
         self._is_suspended = False
         self._is_nearer = True
         if self._paused_at is None:
@@ -110,10 +110,7 @@ class Watchdog:
         """Start the clock, because a task begins to wait."""
         paused_at = self._paused_at
         if paused_at is not None:
-            idle = self._loop.time() - paused_at
-            self._content_since += idle
-            self._bytes_since += idle
-            self._idle += idle
+            self._idle += self._loop.time() - paused_at
             self._paused_at = None
         if self._is_nearer or self._handle is None:
             self._watch()
@@ -125,6 +122,8 @@ class Watchdog:
     def charge(self, seconds: float) -> None:
         """Count idle seconds towards the total, because the reader was waiting in that time, though not for this stream."""
         self._idle -= seconds
+        self._content_since += seconds  # so that only the total counts them
+        self._bytes_since += seconds
         self._is_nearer = True
 
     def feed(self, *, has_content: bool) -> None:
@@ -133,17 +132,16 @@ class Watchdog:
         Args:
             has_content: True if the bytes contained tokens of the answer.
         """
-        now = self._paused_at
-        assert now is not None, "feed comes after pause"
-        self._bytes_since = now
+        assert self._paused_at is not None, "feed comes after pause"
+        since = self._bytes_since = self._paused_at - self._idle
         if has_content:
-            self._content_since = now
+            self._content_since = since
             if self._phase == "first_token" or self._content_limit != self._next_limit:
                 self._content_limit, self._phase, self._is_nearer = self._next_limit, "next_token", True
 
     def expect_end(self, limit: float) -> None:
         """Wait at most ``limit`` seconds for the formal end of an answer that is otherwise complete."""
-        self._content_since = self._loop.time() if self._paused_at is None else self._paused_at
+        self._content_since = (self._loop.time() if self._paused_at is None else self._paused_at) - self._idle
         self._content_limit = min(self._content_limit, limit)
         self._is_nearer = True
 
@@ -163,10 +161,10 @@ class Watchdog:
     def _deadline(self) -> float:
         if self._is_stopped:
             return inf
-        total = self._total_since + self._idle + self._total_limit
+        total = self._total_since + self._total_limit
         if self._is_suspended:
-            return total
-        return min(self._content_since + self._content_limit, self._bytes_since + self._socket_limit, total)
+            return total + self._idle
+        return min(self._content_since + self._content_limit, self._bytes_since + self._socket_limit, total) + self._idle
 
     def _watch(self) -> None:
         self._is_nearer = False
@@ -199,7 +197,7 @@ class Watchdog:
         self._on_expired(error)
 
     def _error(self, deadline: float) -> EndpointTimeoutError:
-        if deadline == self._total_since + self._idle + self._total_limit:
+        if deadline == self._total_since + self._total_limit + self._idle:
             text = f"expected the whole answer within {self._total_limit:g} s, got no end"
             return EndpointTimeoutError(text, phase="total", limit=self._total_limit)
         limit, wanted = self._content_limit, "the first token" if self._phase == "first_token" else "the next token"

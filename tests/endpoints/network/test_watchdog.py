@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ import pytest
 from streamco.config import Timeouts
 from streamco.endpoints.network.watchdog import Watchdog
 from streamco.errors import EndpointTimeoutError
+from tests.support.examples import examples
 
 
 class Timer:
@@ -417,3 +419,59 @@ def test_a_loop_that_stands_still_again_and_again_still_ends(clock: Clock, expir
         clock.stand_still_until(300 + 60 * number)
     assert len(expired) == 1
     assert clock.pending() == []
+
+
+STEPS = ("wait", "wait", "wait", "idle", "charge", "expect_end", "bytes", "content", "restart", "suspend")
+LIMITS = {"first_token": 10.0, "next_token": 5.0, "socket": 8.0, "total": 30.0}
+
+
+def test_each_limit_counts_just_the_time_that_it_is_for() -> None:
+    for seed in range(examples(1000, thorough=50_000)):
+        wait_until_expired(random.Random(seed))
+
+
+def wait_until_expired(rng: random.Random) -> None:
+    """Use a watchdog at random until a limit is exceeded, and check that this is the limit that should be, at the right time."""
+    clock, expired = Clock(), list[EndpointTimeoutError]()
+    watchdog = watch(clock, expired, **LIMITS)
+    waited = {"content": 0.0, "bytes": 0.0, "total": 0.0}
+    limit, phase, is_suspended, paused_at = LIMITS["first_token"], "first_token", False, clock.now
+    while True:  # between two steps nobody waits
+        seconds = rng.randint(1, 32) / 8  # so that sums are exact
+        match rng.choice(STEPS):
+            case "wait":
+                left = {"total": LIMITS["total"] - waited["total"]}
+                if not is_suspended:
+                    left |= {"content": limit - waited["content"], "bytes": LIMITS["socket"] - waited["bytes"]}
+                began, nearest = clock.now, min(left.values())
+                watchdog.resume()
+                clock.move_to(began + seconds)
+                if nearest <= seconds:
+                    assert [error.phase for error in expired] == ["total" if left["total"] <= nearest else phase]
+                    return
+                assert not expired
+                waited = {name: before + seconds for name, before in waited.items()}
+                watchdog.pause()
+                paused_at = clock.now
+            case "idle":
+                clock.move_to(clock.now + seconds)
+            case "charge" if waited["total"] + seconds < LIMITS["total"]:
+                watchdog.charge(seconds)
+                waited["total"] += seconds
+            case "expect_end":
+                watchdog.expect_end(seconds)
+                waited["content"], limit = 0.0, min(limit, seconds)
+            case "bytes":
+                watchdog.feed(has_content=False)
+                waited["bytes"] = 0.0
+            case "content":
+                watchdog.feed(has_content=True)
+                waited |= {"content": 0.0, "bytes": 0.0}
+                limit, phase = LIMITS["next_token"], "next_token"
+            case "restart" if waited["total"] + clock.now - paused_at < LIMITS["total"]:
+                watchdog.restart()
+                waited = {"content": 0.0, "bytes": 0.0, "total": waited["total"] + clock.now - paused_at}  # a retry's time counts, too
+                limit, phase, is_suspended, paused_at = LIMITS["first_token"], "first_token", False, clock.now
+            case "suspend":
+                watchdog.suspend()
+                is_suspended = True
