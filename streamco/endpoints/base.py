@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 from weakref import WeakSet
 
 from msgspec import Struct, field
@@ -14,7 +14,7 @@ from streamco.config import Options, SamplingOptions, Timeouts
 from streamco.core.report_parts import SplitFigures
 from streamco.endpoints.network.loop_bound import LoopState
 from streamco.errors import ConfigError, EndpointError
-from streamco.events import Partial, PreCopy, StreamEnded, TextCount, TokensReceived, Written
+from streamco.events import Partial, PreCopy, StreamEnded, TextCount, TextRepeated, TokensReceived, Written
 
 __all__ = [
     "TASK_HEADER",
@@ -27,6 +27,7 @@ __all__ = [
     "OnRetry",
     "OpenStreams",
     "PreCopy",
+    "RepeatingStream",
     "Request",
     "TextCounter",
     "TokenPrices",
@@ -34,6 +35,7 @@ __all__ = [
     "check_prices",
     "estimate_tokens",
     "new_completion_id",
+    "repeating_stream",
     "split_figures_of",
     "watch_retries",
 ]
@@ -246,7 +248,23 @@ class WrittenStream(Protocol):
         ...
 
 
+class RepeatingStream(Protocol):
+    """A stream that recognises a read that differs from an earlier one only in its text. It is found by its attribute ``can_repeat``."""
+
+    can_repeat: ClassVar[bool]
+    """True."""
+
+    async def receive(self, *, repeats: bool) -> TokensReceived | TextRepeated | StreamEnded:
+        """Do the same as ``EndpointStream.receive``, but return ``TextRepeated`` for such a read if ``repeats`` is True."""
+        ...
+
+
 # Optional features of endpoints and streams are looked up by name, because isinstance with a protocol takes 15 us.
+
+
+def repeating_stream(stream: EndpointStream) -> RepeatingStream | None:
+    """Return the stream if it is a ``RepeatingStream``, otherwise None."""
+    return cast("RepeatingStream", stream) if getattr(stream, "can_repeat", False) else None
 
 
 def estimate_tokens(endpoint: Endpoint, request: Request) -> int | None:

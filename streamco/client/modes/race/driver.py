@@ -9,8 +9,7 @@ or the engine's ring fills up.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from weakref import WeakMethod
 
 from msgspec.structs import replace
@@ -50,6 +49,7 @@ from streamco.endpoints.base import (
     idle_of,
     joules_of,
     pause,
+    repeating_stream,
     resume,
     split_figures_of,
     watch_retries,
@@ -187,10 +187,10 @@ class RaceDriver(TaskDriver[Event, Command]):
                 if direct is not self._direct:
                     direct = self._direct
                     source, stream = direct
-                    receive = _receiver(stream, repeats=relay is not None)
+                    repeating = None if relay is None else repeating_stream(stream)
                 event: Event | TextRepeated | None
                 try:  # the same as ``_read_event``, but inline: every token takes this path, and each coroutine on it costs time
-                    event = await receive()
+                    event = await (stream.receive() if repeating is None else repeating.receive(repeats=True))
                 except Exception as error:  # noqa: BLE001
                     event = self._translate(source, error) if self._direct is direct else None
                 if event is None:  # the answer has ended
@@ -513,9 +513,3 @@ class RaceDriver(TaskDriver[Event, Command]):
         if self.machine.text or not isinstance(stream, WrittenStream):
             return self.machine.text
         return stream.written().text or ""
-
-
-def _receiver(stream: EndpointStream, *, repeats: bool) -> Callable[[], Awaitable[Event | TextRepeated]]:
-    """Return the function that reads a stream, which may return ``TextRepeated`` only if ``repeats`` is True."""
-    receive: Callable[..., Awaitable[Event | TextRepeated]] = stream.receive
-    return partial(receive, repeats=True) if repeats and getattr(stream, "can_repeat", False) else receive
