@@ -251,10 +251,10 @@ def savings() -> Question:
     settings = sum(int(what.split()[1]) for what in counts)
     return Question(
         "What do planned hand-overs save?",
-        f"The table has the share of the cost of whole answers that planned hand-overs save, money and energy together. It covers {settings:,} settings of 29 "
+        f"The table shows how much planned hand-overs save, as a share of the cost of whole answers (money and energy together). It covers {settings:,} settings of 29 "
         f"services, 3 phones and 11 budgets, in virtual time. "
         f'"All can continue" assumes that every service can continue an answer and that any model is good enough. The default client usually saves '
-        f"hardly anything, because few providers can continue an answer, and none moves to a weaker model by itself ([by service]"
+        f"hardly anything, because few providers can continue an answer, and by default none is moved to a weaker model ([by service]"
         f"(research/disco.md#cost-figure-7)). If all can continue, the best settings are {names[0]} (server spared) and {names[1]} (device spared).",
         ("cost",),
         ("higher is better", "median service", "best setting", "worst setting"),

@@ -138,7 +138,7 @@ class Ring(Generic[T]):
         return [self._items.popleft() for _ in range(count)]
 
     def take_unpark(self) -> bool:
-        """Return True once, when the ring is down at its low-water mark after ``FILLED`` or ``FULL``. Only the consumer may call this."""
+        """Return True once, when the ring has drained to its low-water mark after ``FILLED`` or ``FULL``. Only the consumer calls this."""
         if not self._starved or len(self._items) > self.low_water:
             return False
         self._starved = False

@@ -58,7 +58,7 @@ def _is_hangul_letter(character: str, *, first: bool) -> bool:
 def cut_evenly(text: str, pieces: int) -> list[str]:
     """Cut the text into at most this many pieces of about the same length, and return them.
 
-    Each piece begins with the space before a word if there is one nearby, otherwise with any grapheme cluster.
+    Each piece after the first begins at the space before a word if there is one nearby, otherwise between two grapheme clusters.
     """
     cuts = [0]
     length = len(text)

@@ -44,7 +44,7 @@ class Quality(Struct, frozen=True, kw_only=True):
 
 
 class Meter:
-    """Records the deliveries of one answer, with one entry per batch of any size.
+    """Records the deliveries of one answer. Each batch is one entry, whatever its size.
 
     Args:
         rate: how many tokens per second the virtual reader reads.

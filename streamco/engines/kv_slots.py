@@ -25,7 +25,7 @@ class Memory(Protocol):
     """The part of a context that slots need."""
 
     def remove(self, sequence: int, start: int, stop: int = -1) -> bool:
-        """Forget positions ``start`` to ``stop`` (-1 for all after). Returns False if the model's memory can't do that."""
+        """Forget positions ``start`` to ``stop`` (exclusive; -1: no limit). Returns False if the model's memory can't do that."""
         ...
 
     def copy(self, source: int, target: int, stop: int) -> None:

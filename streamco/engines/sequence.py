@@ -52,7 +52,7 @@ class HeldSequence:
     """Implements ``TokenSequence``, and ``TaskOwner`` for its tasks. ``ids`` and the fields after it belong to the engine's thread.
 
     Raises:
-        UsageError: the label isn't hashable, as the engine's thread needs it to be.
+        UsageError: the label isn't hashable. The engine's thread needs to hash it.
     """
 
     def __init__(

@@ -130,8 +130,9 @@ class BudgetSteering:
         """Return True if the constrained side may be started now for a prompt. This reserves nothing.
 
         Args:
-            tokens: number of the prompt's tokens.
-            on_credit: True to allow a debt of up to ``burst`` tokens, but at most 32 mean prompts.
+            tokens: number of tokens in the prompt.
+            on_credit: True to allow a debt of up to ``burst`` tokens, but no more than 32 prompts of mean length, or this prompt if it is
+                longer.
         """
         if self.budget <= 0.0 or self.budget >= 1.0:
             return self.budget >= 1.0

@@ -214,11 +214,11 @@ def chunk_size(
 def fastest_chunk_size(
     prompt: int, times: ChunkTimes, *, smallest: int = SMALLEST, largest: int | None = None, computed: int = 0
 ) -> ChunkPlan:
-    """Choose the size of chunks with which a prompt is read soonest, if ``chunks_in_flight`` are sent ahead. This is not in the paper.
+    """Choose the chunk size with which a prompt is read soonest. This is not in the paper.
 
-    The device, the link and the server each work on one chunk after the other, all at the same time. If several sizes are nearly as fast,
-    the largest is chosen. Not all sizes are compared, but if costs are linear, the best of all sizes is at most a tenth faster than the
-    chosen size.
+    As many chunks are sent ahead as ``chunks_in_flight`` returns. The device, the link and the server work in parallel, each on one chunk
+    after another. If several sizes are nearly as fast, the largest is chosen. Not all sizes are compared, but if costs are linear, the best
+    of all sizes is at most a tenth faster than the chosen size.
 
     Args:
         prompt: number of rows in the prompt, at least 1.

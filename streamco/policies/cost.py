@@ -101,11 +101,11 @@ def device_costs(
     Args:
         shape: the model's shape.
         exchange_rate: lambda in US dollars per million GFLOPs, which says how much the user's battery is worth.
-        length: number of tokens at which the costs are computed. Algorithm 1 treats costs as constants.
+        length: context length, in tokens, at which the costs are computed. They grow with it, but Algorithm 1 treats them as constants.
         joules_per_gflop: energy that the device needs for a GFLOP.
 
     Raises:
-        ConfigError: the rate is negative.
+        ConfigError: ``exchange_rate`` or ``joules_per_gflop`` is negative.
     """
     if not (exchange_rate >= 0 and joules_per_gflop >= 0):
         raise ConfigError(f"device costs: expected rates >= 0, got {exchange_rate!r} $/MGFLOPs and {joules_per_gflop!r} J/GFLOP")

@@ -1,4 +1,4 @@
-"""Dispatch decisions: when each side starts, and the policies that need no plan (DiSCo section 4.2).
+"""Dispatch decisions: when each side starts, and the policies that always make the same decision (DiSCo section 4.2).
 
 A policy is a finished plan, made of frozen numbers that ``decide`` looks up. ``outcomes`` returns all possible decisions with their
 probabilities, for simulators and expected values. A policy with parameters makes its plan in the class method ``plan``.

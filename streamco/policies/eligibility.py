@@ -247,10 +247,10 @@ def exclusions(request: RequestFacts, side: SideFacts) -> list[Exclusion]:
 
 
 def why_refused(request: RequestFacts, sides: Sequence[SideFacts]) -> Exclusion | None:
-    """Return the reason that an error should name if none of these sides can serve a request, or None if there is none.
+    """Return the reason that an error should name when none of these sides can serve a request, or None if there are no sides.
 
     If a shorter prompt would help, because one side has no other objection, the reason is the prompt's length. Otherwise it is an objection
-    that all sides share, or else one of the last side.
+    that all sides share, or else one of the last side's.
     """
     each = [exclusions(request, side) for side in sides]
     too_long = [found[0] for found in each if len(found) == 1 and found[0].code == CONTEXT_EXCEEDED]

@@ -183,7 +183,7 @@ class Adaptive:
         return max(window, min(self.max_window, _MAX_STRETCH * window)) if state.rounds >= _MIN_ROUNDS else window
 
     def min_acceptance(self, state: WindowState, window: float) -> float:
-        """Return the probability that an average draft of ``window`` tokens is accepted whole, below which a draft ends."""
+        """Return the probability of full acceptance below which a draft ends: that of an average draft of ``window`` tokens."""
         return math.pow(state.calibrated_acceptance, window - 0.5) if state.rounds >= _MIN_ROUNDS else 0.0
 
 

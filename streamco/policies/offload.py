@@ -309,7 +309,7 @@ class OffloadSteering:
         return decision
 
     def keep(self, tokens: int) -> None:
-        """Count a chunk that can't be sent whatever the rules say, after the early exit or without a link.
+        """Count a chunk that can't be sent, whatever the rules say, because it comes after the early exit or there is no link.
 
         Raises:
             ConfigError: the chunk has no tokens.

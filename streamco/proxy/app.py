@@ -203,7 +203,7 @@ class Proxy:
             return await self._make(request, parsed, shape, grant)
 
     async def _make(self, request: web.Request, parsed: ParsedRequest, shape: ResponseShape, grant: AnswerGrant) -> web.StreamResponse:
-        """Make an answer as the grant says, and send it."""
+        """Produce an answer as the grant says, and send it."""
         wants_usage = parsed.wants_usage or not parsed.is_streamed
         has_reader = parsed.is_streamed and request.headers.get(READER_HEADER) == "person"
         client = for_a_person(self._extras.client_for(grant.request) or grant.client) if has_reader else grant.client
@@ -247,8 +247,8 @@ def make_app(client: Client, options: ProxyOptions | None = None, extras: PageEx
         extras: additions to the page's chat, if any; used only with ``options.page``.
 
     Raises:
-        ConfigError: there are callers, and a server has no known price, or shadow answers are on, which no caller would pay for. If the
-            callers' file can't be used, this is raised when the application starts.
+        ConfigError: ``options.callers`` is set, and either a server has no known price, or shadow answers are on, which no caller would
+            pay for. If the callers' file can't be used, this is raised when the application starts.
     """
     options, extras = options or ProxyOptions(), extras or PageExtras()
     registry = make_registry() if options.metrics else None

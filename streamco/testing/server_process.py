@@ -78,7 +78,7 @@ async def started_server(*options: str) -> AsyncIterator[ServerProcess]:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment, with this package's parent folder added, and without the key of the user's own server."""
+    """Return this process's environment, with this package's parent folder in ``PYTHONPATH``, and without the user's own server key."""
     folder = str(Path(__file__).resolve().parents[2])
     inherited = os.environ.get("PYTHONPATH", "")
     ours = {name: value for name, value in os.environ.items() if name != "STREAMCO_API_KEY"}

@@ -90,7 +90,7 @@ class CallersPolicy(Struct, frozen=True, tag="own"):
 
     @property
     def name(self) -> str:
-        """The policy's name for errors: its own ``name``, or its class's name."""
+        """The policy's name in messages: "own: " followed by its ``name``, or by its class's name if it has none."""
         name = getattr(self.policy, "name", None)
         return f"own: {name if isinstance(name, str) else type(self.policy).__name__}"
 
@@ -145,7 +145,7 @@ class Learner:
         policy: a custom policy, a policy's name, or "auto". "auto" is "optimal" if the device is the constrained side, otherwise
             Algorithm 3. Algorithm 1 finds the constrained side from the costs. "disco" is Algorithm 2 or 3, as in the paper.
         prior: a profile with earlier estimates. They count as ``prior_weight`` samples; prices and shape are also taken from it.
-        constrained: the side that the budget limits. If None, the policy's name decides if it implies a side, otherwise the costs do.
+        constrained: the side that the budget limits. If None, it is the side that the policy's name implies, or else the costs decide.
         exchange_rate: US dollars per million GFLOPs of the device (``policies.cost``).
         tail: alpha of Algorithm 2.
         tail_weight: weight of the tail for "optimal".

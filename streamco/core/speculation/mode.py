@@ -105,7 +105,10 @@ class ModeSelector:
         return "device" if can_draft and self._options.may_use_device else None
 
     def _without_draft(self, now: float) -> GenerationMode:
-        """Return the mode after a lookup that found nothing: the stream if it is usable and may be used, otherwise "verify one"."""
+        """Return the mode after a lookup that found nothing: the stream or "verify one".
+
+        The stream must be usable. Unless the mode is adaptive, it is used only if no draft can be verified soon.
+        """
         is_stream = self._remote.is_usable and (self._options.is_adaptive or not self.can_verify_soon(now))
         if is_stream and self._answer.report.why_remote is None:
             self._answer.report.why_remote = "nothing to look up"
@@ -130,7 +133,7 @@ class ModeSelector:
 
     @property
     def _prompt_times(self) -> tuple[float, float]:
-        """Extra seconds that a first round takes to read the stream's tokens, and that a stream takes after a failed attempt to draft."""
+        """Seconds that a first round takes to read the stream's tokens, and that a stream takes to begin after a failed draft."""
         share = self._estimates.opening_share
         opening = share * self._time_account.prompt_time if self._verifier.is_new else 0.0
         return opening, 0.0 if self._time_account.has_begun else share * self._estimates.prompt_time

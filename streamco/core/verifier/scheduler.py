@@ -215,7 +215,10 @@ class VerificationScheduler:
                 self._enqueue(session, now)
 
     def _until_extended(self, session: HeldSession, event: SessionExtended, now: float) -> float | None:
-        """Reserve tokens for an extension, or return how long to wait if that fails. Unread tokens are admitted like a prompt."""
+        """Reserve tokens for an extension, or return how many seconds to wait before trying again.
+
+        An extension with many unread tokens is admitted like a prompt.
+        """
         end = event.base + len(event.ids)
         unread = end - 1 - min(session.cached, event.base)
         if unread > max(CHUNK, session.prompt_end - session.cached):

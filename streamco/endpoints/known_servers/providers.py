@@ -42,14 +42,14 @@ class Provider(Struct, frozen=True, kw_only=True):
         key_variable: environment variable for the key.
         url_variable: environment variable for the base URL, or None.
         key_header: ``authorization`` (``Bearer KEY``) or the name of the header that holds the bare key.
-        lists_models: True if ``GET /models`` returns a list for every key.
+        lists_models: True if ``GET /models`` returns a list to any valid key.
         goes_by_list: True if a model that isn't on the list is refused; other servers accept any name.
         has_stream_options: True if the server accepts ``stream_options={"include_usage": true}``.
         max_tokens_field: name of the field that limits the answer's length.
         takes_no_limit: True if the server takes a limit of -1 to mean no limit; other servers refuse it, and are sent no limit.
         capabilities: capabilities of a typical model there; ``Capabilities`` passed to the endpoint override them.
         continuation_base_url: base URL for continuations; None if it is the same as for other requests.
-        has_token_ids: True if the server returns the ids of each text on request (``return_token_ids``).
+        has_token_ids: True if the server returns the token ids of each piece of text on request (``return_token_ids``).
         ids_precede_text: True if ids arrive before their text when there are stop strings. The server holds that text back, so no endpoint
             could continue after these ids.
         tokenize_api: the API that returns the ids of a prompt, or None.

@@ -167,7 +167,7 @@ class AttentionTap:
     # The cells of sequences
 
     def remove(self, sequence: int, start: int, stop: int) -> None:
-        """Forget positions ``start`` to ``stop`` (-1 for all after), as the sequence did."""
+        """Forget positions ``start`` to ``stop`` (exclusive; -1: no limit), as the sequence did."""
         cells = self._cells.get(sequence, [])
         if stop < 0:
             del cells[start:]

@@ -43,7 +43,7 @@ class RowDecoder(Protocol):
         ...
 
     def remove(self, sequence: int, start: int, stop: int = -1) -> bool:
-        """Forget positions ``start`` to ``stop`` (-1 for all after)."""
+        """Forget positions ``start`` to ``stop`` (exclusive; -1: no limit)."""
         ...
 
     def clear(self) -> None:

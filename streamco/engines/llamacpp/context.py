@@ -287,7 +287,7 @@ class LlamaContext:
     # KV cells
 
     def remove(self, sequence: int, start: int, stop: int = -1) -> bool:
-        """Forget positions ``start`` to ``stop`` (-1 for all after). Returns False if the model's memory can't do that."""
+        """Forget positions ``start`` to ``stop`` (exclusive; -1: no limit). Returns False if the model's memory can't do that."""
         is_removed = bool(self._library.llama_memory_seq_rm(self._memory, sequence, start, stop))
         if is_removed and self._tap is not None:
             self._tap.remove(sequence, start, stop)

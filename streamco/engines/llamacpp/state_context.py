@@ -233,7 +233,7 @@ class StateContext:
         self._library.llama_set_n_threads(self._handle, count, count)
 
     def remove(self, sequence: int, start: int, stop: int = -1) -> bool:
-        """Forget positions ``start`` to ``stop`` (-1 for all after). Returns False if the part's memory can't do that."""
+        """Forget positions ``start`` to ``stop`` (exclusive; -1: no limit). Returns False if the part's memory can't do that."""
         return bool(self._library.llama_memory_seq_rm(self._memory, sequence, start, stop))
 
     def close(self) -> None:

@@ -147,7 +147,7 @@ class DraftLengths:
         return self._previous
 
     def _is_worthwhile(self, rate: float) -> bool:
-        """Return True if a draft of some length would give more tokens than an average round gives in the same time."""
+        """Return True if a draft of at least one length would give more tokens than an average round in the same time."""
         if self._tokens.events < _FIRST:
             return True
         gain, seconds, chance = 0.0, 0.0, 1.0

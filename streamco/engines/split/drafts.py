@@ -344,6 +344,6 @@ class AnswerDrafts:
         return [_Start(branch.position, branch.token) for branch in ranked if branch.token is not None]
 
     def close(self) -> None:
-        """Free the layer's memory of this answer."""
+        """Free the memory that the draft layer uses for this answer."""
         self._plan = None
         self._tree.close()

@@ -469,7 +469,7 @@ def _needed_row(connection: sqlite3.Connection, query: str, *values: object) -> 
 
 
 def _values(caller: Caller) -> tuple[str, int | None, int | None, bool, bool, bool]:
-    """Return the columns of ``_CALLER``."""
+    """Return a caller's values for the columns of ``_CALLER``, in that order."""
     return caller.name, caller.budget, caller.rate, "device" in caller.sides, "server" in caller.sides, caller.is_operator
 
 

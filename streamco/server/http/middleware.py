@@ -173,7 +173,7 @@ def trace_headers(request: web.Request) -> dict[str, str]:
 
 
 async def read_body(request: web.Request, media_types: tuple[str, ...] = (JSON,)) -> bytes:
-    """Return the unpacked body of a request. The middleware has already checked its size, if the request states it, and then the key.
+    """Return the unpacked body of a request. The middleware has already checked the declared size, if there is one, and then the key.
 
     Args:
         request: the request.

@@ -98,7 +98,7 @@ def predictor(hardware: Hardware) -> PassSeconds:
 
 
 def memory_tokens(hardware: Hardware, *, usable: float = 0.9) -> int:
-    """Return the number of tokens that fit in the cache in addition to the weights.
+    """Return the number of tokens whose keys and values fit in the memory alongside the weights.
 
     Args:
         hardware: the hardware that the model runs on.
