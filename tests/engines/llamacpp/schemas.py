@@ -114,7 +114,10 @@ def _keeps_to(value: Any, schema: dict[str, Any], root: Any) -> bool:
 
 def _is_format(value: str, form: str | None) -> bool:
     if form in ("date", "date-time"):
-        date.fromisoformat(value[:10])
+        try:
+            date.fromisoformat(value[:10])
+        except ValueError:
+            return False
         value = value[11:] if form == "date-time" else ""
     if form in ("time", "date-time"):
         return bool(re.fullmatch(r"\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", value))
