@@ -138,12 +138,18 @@ class Degradations:
         self._present[endpoint] = Degradation(endpoint=endpoint, kind=kind, note=str(error), since=self._since(endpoint, kind))
         self.record(notes, kind=kind, endpoint=endpoint, sentence=f"endpoint left out, it could not start: {error}")
 
-    def record_success(self, endpoint: str) -> None:
-        """Record that an endpoint has answered: its failures are over, and a new one will be logged again."""
+    def record_success(self, endpoint: str, *, may_log_again: bool = True) -> None:
+        """Record that an endpoint has answered: its failures are over, and a new one will be logged again.
+
+        Args:
+            endpoint: the endpoint's name.
+            may_log_again: False if it failed before in the same answer, which may be recorded once more.
+        """
         present = self._present.pop(endpoint, None)
         if present is not None:
-            self._logged.discard((endpoint, present.kind))
             self._refusals.pop(endpoint, None)
+            if may_log_again:
+                self._logged.discard((endpoint, present.kind))
 
     def refusal(self, endpoint: str) -> EndpointError | None:
         """Return the refusal that this endpoint sent in the last 30 seconds while another one was answering, or None."""
