@@ -87,7 +87,7 @@ class Degradations:
         """Add a degradation to an answer's notes and log it once, or raise an error if the rule is "raise".
 
         Args:
-            notes: the answer's notes; the same sentence is added only once.
+            notes: the answer's notes; the same sentence is added, and logged, only once.
             kind: what happened, without figures and without text from the caller, so that each kind is logged only once.
             endpoint: name of the endpoint that isn't used as requested.
             sentence: what was requested, what happens instead, and the remedy if there is one.
@@ -99,12 +99,13 @@ class Degradations:
             DegradedError: the rule is "raise".
         """
         sentence = shorten(sentence)
-        if sentence not in notes:
+        is_new = sentence not in notes
+        if is_new:
             notes.append(sentence)
         is_full = len(self._logged) >= _MAX_KINDS
         if may_log and not is_full and (endpoint, kind) not in self._logged:
             self._logged.add((endpoint, kind))
-            if self.rule != "ignore":
+            if is_new and self.rule != "ignore":  # an answer is noted several times, and the endpoint may have worked in between
                 _logger.warning("%s (logged once)", sentence if logged is None else shorten(logged))
         if self.rule == "raise" and may_raise:
             raise DegradedError(sentence, kind=kind, endpoint=endpoint)
@@ -138,18 +139,12 @@ class Degradations:
         self._present[endpoint] = Degradation(endpoint=endpoint, kind=kind, note=str(error), since=self._since(endpoint, kind))
         self.record(notes, kind=kind, endpoint=endpoint, sentence=f"endpoint left out, it could not start: {error}")
 
-    def record_success(self, endpoint: str, *, may_log_again: bool = True) -> None:
-        """Record that an endpoint has answered: its failures are over, and a new one will be logged again.
-
-        Args:
-            endpoint: the endpoint's name.
-            may_log_again: False if it failed before in the same answer, which may be recorded once more.
-        """
+    def record_success(self, endpoint: str) -> None:
+        """Record that an endpoint has answered: its failures are over, and a new one will be logged again."""
         present = self._present.pop(endpoint, None)
         if present is not None:
+            self._logged.discard((endpoint, present.kind))
             self._refusals.pop(endpoint, None)
-            if may_log_again:
-                self._logged.discard((endpoint, present.kind))
 
     def refusal(self, endpoint: str) -> EndpointError | None:
         """Return the refusal that this endpoint sent in the last 30 seconds while another one was answering, or None."""

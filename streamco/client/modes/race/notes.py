@@ -115,8 +115,7 @@ def note_race(degradations: Degradations, notes: list[str], driver: RaceDriver) 
     """Record whatever a race didn't do as requested.
 
     While the race is running, that can only be a split model's format that may change tokens. Once it is over, endpoints that failed,
-    requests that were resent in another form and a token limit that may be exceeded are recorded, and so are endpoints that worked. This
-    may be called again, for example when the answer has ended and when all its work has; nothing is then logged twice.
+    requests that were resent in another form and a token limit that may be exceeded are recorded, and so are endpoints that worked.
     """
     machine = driver.machine
     for source, figures in driver.split_figures().items():
@@ -125,17 +124,13 @@ def note_race(degradations: Degradations, notes: list[str], driver: RaceDriver) 
         return
     has_failed = machine.error is not None  # then the caller gets the error
     instead = "no endpoint answered" if has_failed or machine.winner is None else f"{machine.writer} answered"
-    failed, working = set[str](), set[str]()
-    for attempt in (*machine.past_attempts, *machine.attempts.values()):  # an endpoint's attempts in order
-        source = attempt.source
+    for attempt in (*machine.past_attempts, *machine.attempts.values()):
         if (error := attempt.trouble) is not None:
-            degradations.record_failure([] if has_failed else notes, error, endpoint=source, instead=instead, may_log=not has_failed)
-            failed.add(source)
-            working.discard(source)
+            degradations.record_failure(
+                [] if has_failed else notes, error, endpoint=attempt.source, instead=instead, may_log=not has_failed
+            )
         elif attempt.ttft is not None:
-            working.add(source)
-    for source in working:
-        degradations.record_success(source, may_log_again=source not in failed)
+            degradations.record_success(attempt.source)
     if machine.gate is not None and not has_failed:
         _note_grade(degradations, notes, machine.gate)
     if isinstance(machine.error, EndpointError) and machine.error.unable:

@@ -33,8 +33,13 @@ def test_a_failure_is_logged_once_although_the_endpoint_has_worked_in_the_same_a
     assert bool(degradations.present) == (troubles[-1] is not None)
 
 
-def test_a_failure_is_logged_again_after_an_answer_without_one(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("earlier", [[(LOST,), (None,)], [(LOST, None)]])
+def test_a_failure_is_logged_again_if_the_endpoint_has_worked_since(
+    earlier: list[tuple[EndpointConnectError | None, ...]], caplog: pytest.LogCaptureFixture
+) -> None:
     degradations = Degradations()
-    for trouble in (LOST, None, LOST):
-        note_race(degradations, [], race_of(("server", trouble)))
+    for troubles in (*earlier, (LOST,), (LOST,)):
+        notes = list[str]()
+        for _ in range(2):
+            note_race(degradations, notes, race_of(*(("server", trouble) for trouble in troubles)))
     assert len(caplog.records) == 2
