@@ -60,7 +60,7 @@ class EventStream:
         Raises:
             ConnectionError: the reader disconnected, or didn't read for too long.
         """
-        if not self.has_begun:
+        if self._writer is None:
             await self._begin()
         if (writing := self.quick_write(data)) is not None:
             await writing
@@ -73,12 +73,9 @@ class EventStream:
         Raises:
             ConnectionError: see ``write``.
         """
-        if not self.has_begun:
+        if self._writer is None:
             await self._begin()
-        if self._has_room(data):
-            await self.response.write_eof(data)
-        else:
-            await self._wait(self.response.write_eof(data))
+        await self._wait(self.response.write_eof(data))
         self._transport = None  # so that a later write is aiohttp's error, and not a part of the next response
 
     def quick_write(self, data: bytes) -> Awaitable[None] | None:
@@ -86,12 +83,10 @@ class EventStream:
 
         Such a write needs no time limit, which would take a tenth of an event's time.
         """
-        writer = self._writer
-        return writer.write(data) if writer is not None and self._has_room(data) else None
-
-    def _has_room(self, data: bytes) -> bool:
-        transport = self._transport
-        return len(data) <= _NEVER_WAITS and transport is not None and transport.get_write_buffer_size() == 0
+        writer, transport = self._writer, self._transport
+        if writer is None or transport is None or len(data) > _NEVER_WAITS or transport.get_write_buffer_size():
+            return None
+        return writer.write(data)
 
     async def _begin(self) -> None:
         self._writer = await self.response.prepare(self.request)
