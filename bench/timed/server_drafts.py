@@ -127,7 +127,10 @@ def main() -> None:
     parser.add_argument("--drafts", nargs="+", default=["lookup"], help="lookup, a GGUF file or 0.5B (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="of each server: the client takes time, too (default: %(default)s)")
     parser.add_argument(
-        "--rounds", type=int, default=2, help="times that each prompt is asked, with at least 5 samples a cell (default: %(default)s)"
+        "--rounds",
+        type=int,
+        default=2,
+        help=f"times that each prompt is asked, with at least {FEWEST} samples a cell (default: %(default)s)",
     )
     options = parser.parse_args()
     target = options.target
