@@ -105,7 +105,7 @@ def test_the_limits_and_numbers_of_the_page_are_those_of_the_code() -> None:
     assert f"`{SUBPROTOCOL}`" in PAGE
     follow = re.search(r"^### \d+ follow$(.*?)^###", PAGE, flags=re.MULTILINE | re.DOTALL)
     assert follow
-    assert f" {MAX_FOLLOWS} follows" in follow[1]
+    assert re.search(rf"must accept {MAX_FOLLOWS}\b", follow[1])
     limits = VerifyLimits()
     for name, value in (
         ("frame_bytes", limits.frame_bytes),
