@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 from collections import Counter
 from contextlib import AsyncExitStack, suppress
@@ -136,9 +135,7 @@ async def test_closing_a_client_with_two_hundred_answers_under_way_leaves_no_soc
 
 
 async def test_dropped_streams_free_their_sockets_without_the_cyclic_collector() -> None:
-    gc.collect()
-    gc.disable()
-    try:
+    with without_collector():
         async with ScriptedServer(answer) as scripted, holding_nothing_new():
             endpoint = OpenAIEndpoint("m", base_url=scripted.url, name="server")
             async with Client(server=endpoint, seed=1) as client:
@@ -148,8 +145,6 @@ async def test_dropped_streams_free_their_sockets_without_the_cyclic_collector()
                 del streams
                 await settled(lambda: not client._settings.endpoints.active and not endpoint._answers.get().streams)
                 await settled(lambda: scripted.connections_open <= 1)  # one may be kept warm for the next request
-    finally:
-        gc.enable()
 
 
 async def test_two_hundred_streams_leave_the_server_without_a_sequence() -> None:

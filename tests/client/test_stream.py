@@ -19,7 +19,7 @@ from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice,
 from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
 from streamco.testing.virtual_clock import run_in_virtual_time
 from tests.client.helpers import HELLO, device, opened, server, tokens_text
-from tests.support.leaks import settled
+from tests.support.leaks import settled, without_collector
 
 ENDLESS = [(0.0, "a"), (0.0, "b"), (0.0, "c"), (0.0, None)]  # three tokens, then silence until it is cancelled
 BOTH: dict[str, Any] = {"mode": Race(policy="both"), "budget": 1.0}
@@ -261,9 +261,7 @@ async def begin(client: Client, *, is_chat: bool) -> ChatStream | TokenStream:
 
 @pytest.mark.parametrize("is_read", [True, False])
 async def test_dropping_a_stream_ends_its_work_without_the_cyclic_collector(is_read: bool) -> None:
-    gc.collect()
-    gc.disable()
-    try:
+    with without_collector():
         local, remote = sides()
         async with opened(local, remote, **BOTH) as client:
             stream = await client.chat.completions.create(messages=HELLO, stream=True)
@@ -272,8 +270,6 @@ async def test_dropping_a_stream_ends_its_work_without_the_cyclic_collector(is_r
             assert remote.active
             del stream
             await settled(lambda: not remote.active and not local.active)
-    finally:
-        gc.enable()
 
 
 async def test_a_stream_that_was_never_read_costs_nothing_when_it_is_dropped() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import weakref
 from collections.abc import AsyncIterator
@@ -14,6 +13,7 @@ import pytest
 from streamco.endpoints.network.loop_bound import LoopBound, LoopState, check_process, run_in
 from streamco.errors import ConfigError
 from tests.support.event_loops import loop_thread
+from tests.support.leaks import without_collector
 
 
 class State(LoopState):
@@ -164,15 +164,11 @@ def test_what_had_ended_before_the_fork_is_made_again(monkeypatch: pytest.Monkey
 async def test_an_owner_that_is_dropped_closes_its_state_without_the_collector() -> None:
     thing = bound()
     state = thing.get()
-    gc.collect()
-    gc.disable()
-    try:
+    with without_collector():
         dropped = weakref.ref(state)
         del thing, state
         while dropped() is not None:
             await asyncio.sleep(0)
-    finally:
-        gc.enable()
 
 
 async def test_a_failure_to_make_it_leaves_nothing() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ from streamco.server.options import ServeOptions
 from streamco.server.split.service import serving_middle
 from streamco.testing.fault_proxy import FaultProxy
 from tests.engines.split.local_link import CELLS
-from tests.support.leaks import holding_nothing_new, settled
+from tests.support.leaks import holding_nothing_new, settled, without_collector
 
 pytest.importorskip("gguf")
 pytest.importorskip("llama_cpp")
@@ -203,14 +202,10 @@ async def test_an_answer_that_has_ended_is_freed_without_the_garbage_collector(w
             await stream.aclose()
             driver = weakref.ref(stream._answer.driver)
             await world.is_idle()
-            gc.collect()
-            gc.disable()
-            try:
+            with without_collector():
                 del stream, _
                 await asyncio.sleep(0.05)
                 assert driver() is None, f"left early: {leaves}"
-            finally:
-                gc.enable()
 
 
 @pytest.mark.long
