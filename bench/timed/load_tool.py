@@ -282,14 +282,14 @@ server is the proxy's only endpoint.
 - The tool, the server and the proxy share the cores. Errors are answers that failed, were refused or broke.
 
 The tool's own reports, without the individual requests, are in [bench/results](../bench/results/load_tool/guidellm-{version}).
-To measure again, with the tool in an environment of its own:
+To measure again:
 
 ```
 $ python -m venv guidellm && guidellm/bin/pip install guidellm
 $ python -m bench load_tool --tool guidellm/bin/guidellm
 ```
 
-The [benchmarks](benchmarks.md) have the cost of an event, with up to a thousand streams and compared with other proxies.
+The [benchmarks](benchmarks.md) compare an event's cost with other proxies'.
 """
 
 if __name__ == "__main__":
