@@ -76,7 +76,7 @@ class Watchdog:
         self._next_limit = inf if timeouts.next_token is None else timeouts.next_token
         self._total_limit = inf if timeouts.total is None else timeouts.total
         self._paused_at: float | None = loop.time()
-        self._idle = 0.0  # seconds; the times "since" are on the clock that stops: the loop's time, or that of the pause, minus this
+        self._idle = 0.0  # seconds without a waiter; the times named "since" have it taken off, so that only waiting counts
         self._total_since = self._paused_at - elapsed
         self._is_stopped = False
         self._look = SecondLook()
